@@ -28,6 +28,13 @@ std::optional<Kernels> load() {
   void* const library = dlopen(by_path ? chosen : "libtessera_gpu.so", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     if (by_path) complain("", dlerror());
+    if (chosen == nullptr) {
+      std::fputs(
+          "[tessera] libtessera_gpu.so was not found: random numbers are drawn on the host and copied, and LibTorch's "
+          "operators do the rest. Build //gpu_kernels:tessera_gpu with --config=cuda and set TESSERA_GPU_KERNELS to its "
+          "path; TESSERA_GPU_KERNELS= keeps this line away\n",
+          stderr);
+    }
     return std::nullopt;
   }
   Kernels found{};

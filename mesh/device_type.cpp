@@ -24,7 +24,8 @@ std::optional<c10::DeviceType> type_called(const std::string& name) {
 
 std::string why_none(c10::DeviceType type) {
   const bool is_built = type != c10::DeviceType::CUDA || built_with_nccl();
-  return is_built ? "no GPU was found" : "this build is without CUDA: build with --config=cuda";
+  return is_built ? "no GPU was found" : "this build is without CUDA: build Tessera with --config=cuda, which is --define=tessera_cuda=true in a project "
+                    "of your own";
 }
 
 }  // namespace
@@ -49,7 +50,9 @@ int device_index_of(c10::DeviceType type, int64_t rank, int64_t local_rank, std:
   }
   if (given && (*given < 0 || *given >= count)) {
     throw std::runtime_error(
-        fmt::format("rank {} was given {} device {}, and there are {}, counted from 0", rank, name, *given, count));
+        fmt::format("rank {} was given {} device {}, and there are {}, counted from 0; give "
+                    "WorldOptions::device_index a number below that",
+                    rank, name, *given, count));
   }
   if (given) return *given;
   if (count > 1 && local_rank >= count) {

@@ -83,9 +83,12 @@ c10::intrusive_ptr<c10d::Store> make_tcp_store(const Environment& environment) {
     return within(options.timeout, "connecting",
                   [=] { return c10::intrusive_ptr<c10d::Store>(c10::make_intrusive<c10d::TCPStore>(host, options)); });
   } catch (const std::exception& error) {
-    throw std::runtime_error(fmt::format("rank {}: the store at {}:{} cannot be {}: {}", environment.rank, host,
-                                         environment.master_port, options.isServer ? "served" : "reached",
-                                         error_text(error)));
+    throw std::runtime_error(
+        fmt::format("rank {}: the store at {}:{} cannot be {}: {}; {}", environment.rank, host, environment.master_port,
+                    options.isServer ? "served" : "reached", error_text(error),
+                    options.isServer ? "choose another MASTER_PORT"
+                                     : "check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are its host's, and "
+                                       "that no firewall closes the port"));
   }
 }
 

@@ -123,7 +123,7 @@ void check_source(const DeviceMesh& mesh, int64_t src_rank) {
 void check_optimizers(const LayoutPlan& plan, const ParallelizeOptions& options) {
   for (const torch::optim::Optimizer* optimizer : options.optimizers) {
     if (optimizer == nullptr)
-      throw std::invalid_argument("parallelize_module: options.optimizers holds a null pointer");
+      throw std::invalid_argument("parallelize_module: options.optimizers holds a null pointer; leave it out");
     for (const TensorPlan& tensor : plan.tensors()) {
       if (optimizer->state().find(tensor.tensor.unsafeGetTensorImpl()) == optimizer->state().end()) continue;
       throw std::invalid_argument(fmt::format(

@@ -4,3 +4,21 @@
 tessera_bin() {
   bazel info "$@" bazel-bin 2>/dev/null
 }
+
+# build_example NAME ARGUMENTS: builds examples/NAME, for CUDA where the arguments ask for such a device, and sets
+# `program` to the path of what it has built. For CUDA it builds the kernels too, and lets the program find them.
+build_example() {
+  local name=$1 config=() kernels=()
+  shift
+  if [[ " $* " == *" --device cuda"* || " $* " == *" --device=cuda"* ]]; then
+    config=(--config=cuda) kernels=(//gpu_kernels:tessera_gpu)
+  fi
+  # The build uses the mode of tools/test, so that both share what is built.
+  bazel build "${config[@]}" "//examples/$name" "${kernels[@]}" || return
+  local built
+  built=$(tessera_bin "${config[@]}")
+  program=$built/examples/$name/$name
+  if [[ ${#kernels[@]} -gt 0 && -e $built/gpu_kernels/libtessera_gpu.so ]]; then
+    export TESSERA_GPU_KERNELS=${TESSERA_GPU_KERNELS-$built/gpu_kernels/libtessera_gpu.so}
+  fi
+}

@@ -79,7 +79,7 @@ void GlobalBatchSampler::load(torch::serialize::InputArchive& archive) {
   if (there != here) {
     throw std::invalid_argument(
         fmt::format("GlobalBatchSampler: the saved position is one of samples, batch size, seed and micro-batches {}, "
-                    "but this sampler has {}",
+                    "but this sampler has {}; make the sampler as it was when the state was saved",
                     there, here));
   }
   first_ = given_ = position.item<int64_t>();

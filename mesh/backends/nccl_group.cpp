@@ -92,8 +92,8 @@ bool built_with_nccl() { return false; }
 
 BackendGroup make_nccl_group(const GroupRequest&) {
   throw std::runtime_error(
-      "groups for CUDA tensors need NCCL, which this build does not have; build with --config=cuda, or use a mesh on "
-      "\"cpu\"");
+      "groups for CUDA tensors need NCCL, which this build does not have; build Tessera with --config=cuda, which is "
+      "--define=tessera_cuda=true in a project of your own, or use a mesh on \"cpu\"");
 }
 
 #endif

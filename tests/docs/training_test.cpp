@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <iomanip>
 #include <iostream>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -349,6 +351,11 @@ TESSERA_RANKS_TEST_CASE("docs/training.md: a scaled loss gives the same step", {
     tessera::clip_grad_norm_(model->parameters(), 1.0);
     scaler.step(optimizer);  // returns whether it stepped
     scaler.update();
+    CHECK(scaler.state() == tessera::LossScalerState{65536, 1});
+    tessera::TrainingState state = {.mesh = with.mesh, .model = *model};
+    state.values["scale"] = (std::ostringstream() << std::setprecision(17) << scaler.state().scale).str();
+    state.values["good_steps"] = std::to_string(scaler.state().good_steps);
+    scaler.set_state({.scale = std::stod(state.values["scale"]), .good_steps = std::stoll(state.values["good_steps"])});
     CHECK(scaler.state() == tessera::LossScalerState{65536, 1});
   }
   torch::optim::SGD optimizer(without.model->parameters(), 0.1);
