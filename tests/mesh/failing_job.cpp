@@ -198,6 +198,11 @@ void fail(const std::string& how) {
          fill_the_disk();
          throw_in_callback(*world);
        }},
+      {"is killed on a full disk",
+       [] {
+         fill_the_disk();
+         std::raise(SIGKILL);
+       }},
       {"exits with 3", [] { std::_Exit(3); }},
       {"exits with 0", [] { std::_Exit(0); }},
       {"throws past main", [&] { world->guard("main", [] { throw std::runtime_error("nobody catches this"); }); }},

@@ -12,6 +12,8 @@
 
 #include <doctest/doctest.h>
 
+#include "tessera/tests/harness/skip.h"
+#include "tessera/tests/harness/small_disk.h"
 #include "tessera/tests/harness/text.h"
 #include "tessera/tests/tools/launching.h"
 #include "tessera/tools/launcher/child_process.h"
@@ -26,6 +28,7 @@ using tessera::testing::content_of;
 using tessera::testing::launch;
 using tessera::testing::launch_script;
 using tessera::testing::LaunchOutcome;
+using tessera::testing::SmallDisk;
 using tessera::testing::start_launch;
 using tessera::testing::wait_until;
 
@@ -238,6 +241,47 @@ TEST_CASE("run_process_group: ranks do not read what became of the ranks of an e
   const tessera::ProcessGroupResult result = tessera::run_process_group(
       {.command = {"sh", "-c", "! cat $TESSERA_STORE.lost* 2>&1 | grep stale"}, .size = 2, .store_path = store});
   CHECK(result.ok());
+}
+
+TEST_CASE("run_process_group: ranks read how another one ended that has filled the disk") {
+  struct Row {
+    std::string how;
+    std::string note;
+    std::string text;
+  };
+  const std::vector<Row> rows = {{"kill -9 $$", "lost", "rank 1 was killed by signal 9"},
+                                 {"exit 3", "lost", "rank 1 exited with code 3"},
+                                 {"exit 0", "lost.1", "rank 1 exited with code 0"}};
+  for (const Row& row : rows) {
+    CAPTURE(row.how);
+    const SmallDisk disk;
+    if (!disk.why_not().empty()) TESSERA_SKIP_MISSING(disk.why_not());
+    const std::string note = "$TESSERA_STORE." + row.note;
+    const std::string script = "if [ $RANK = 1 ]; then cat /dev/zero >$TESSERA_STORE.filler; " + row.how +
+                               "; fi; until [ -e " + note + " ]; do sleep 0.02; done; echo \"$(cat " + note + ")\"";
+    std::string read;
+    tessera::run_process_group({.command = {"bash", "-c", script},
+                                .size = 2,
+                                .store_path = disk.path() + "/store",
+                                .time_limit = std::chrono::seconds(20),
+                                .sinks = {.on_line = [&](int64_t rank, tessera::OutputStream, std::string_view line) {
+                                  if (rank == 0) read += line;
+                                }}});
+    CHECK(read == row.text);
+    CHECK_FALSE(std::filesystem::exists(disk.path() + "/store.lost.0.part"));
+  }
+}
+
+TEST_CASE("run_process_group: a disk that is full at the start is an error that says so") {
+  const SmallDisk disk;
+  if (!disk.why_not().empty()) TESSERA_SKIP_MISSING(disk.why_not());
+  CHECK(std::system(("cat /dev/zero >" + disk.path() + "/filler 2>/dev/null").c_str()) != 0);
+  const std::string text = "128 bytes cannot be reserved in " + disk.path() +
+                           "/store.lost.part for the note of a rank that ends: No space left on device; free some "
+                           "space, or set TMPDIR to another file system";
+  CHECK_THROWS_WITH_AS(
+      tessera::run_process_group({.command = {"true"}, .size = 1, .store_path = disk.path() + "/store"}), text.c_str(),
+      std::runtime_error);
 }
 
 TEST_CASE("launch: mistakes in its arguments are reported") {
