@@ -284,6 +284,61 @@ TEST_CASE("run_process_group: a disk that is full at the start is an error that 
       std::runtime_error);
 }
 
+TEST_CASE("launch --backend mpi: the time limit and signals end it while mpirun starts, and mpirun with it") {
+  struct Row {
+    std::string why;
+    std::string waits;  // what the shell does that stands in for mpirun
+    std::vector<std::string> options;
+    int signal;
+    int code;
+    double seconds;  // within which it must end
+    std::string text;
+  };
+  const std::string deaf = "trap '' TERM; while true; do sleep 0.1; done";
+  // The last five arguments are the command of a rank's place.
+  const std::string late =
+      "trap 'OMPI_COMM_WORLD_RANK=0 setsid \"${@: -5}\" >/dev/null 2>&1 & echo $! >>\"$0.pid\"; "
+      "sleep 0.3; exit' TERM; while true; do sleep 0.1; done";
+  const std::vector<Row> rows = {
+      {"the limit passes",
+       "sleep 100",
+       {"--time-limit", "1"},
+       0,
+       124,
+       4,
+       "the time limit of 1 s (--time-limit) passed"},
+      {"a signal", "sleep 100", {"--time-limit", "100"}, SIGTERM, 128 + SIGTERM, 4, "signal 15 came"},
+      {"Ctrl-C, with restarts", "sleep 100", {"--restarts", "3"}, SIGINT, 128 + SIGINT, 4, "signal 2 came"},
+      {"mpirun ignores SIGTERM", deaf, {}, SIGTERM, 128 + SIGTERM, 8, "signal 15 came"},
+      {"mpirun starts a place after that", late, {}, SIGTERM, 128 + SIGTERM, 4, "signal 15 came"}};
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    const PrivateFolder folder;
+    const std::string mpirun = folder.path() + "/mpirun", pids = mpirun + ".pid";
+    std::ofstream(mpirun) << "#!/bin/bash\necho it looks for hosts\necho $$ >\"$0.pid\"\n" << row.waits << "\n";
+    ::chmod(mpirun.c_str(), 0700);
+    const std::string path = std::getenv("PATH");
+    ::setenv("PATH", (folder.path() + ":" + path).c_str(), 1);
+    std::vector<std::string> arguments = {"-n", "2", "--backend", "mpi"};
+    arguments.insert(arguments.end(), row.options.begin(), row.options.end());
+    arguments.emplace_back("true");
+    int code = 0;
+    const double seconds = tessera::testing::seconds_of([&] {
+      const pid_t launcher = start_launch(arguments, folder.path());
+      CHECK(wait_until([&] { return contains(content_of(pids), "\n"); }));
+      if (row.signal != 0) ::kill(launcher, row.signal);
+      code = tessera::testing::wait_or_kill(launcher);
+    });
+    ::setenv("PATH", path.c_str(), 1);
+    CHECK(code == row.code);
+    CHECK(seconds < row.seconds);
+    CHECK(content_of(folder.path() + "/err") ==
+          "launch: " + row.text + " before mpirun had started 2 places for ranks; it wrote: it looks for hosts\n\n");
+    std::ifstream file(pids);
+    for (pid_t pid; file >> pid;) CHECK(wait_until([&] { return ::kill(pid, 0) != 0; }));
+  }
+}
+
 TEST_CASE("launch: mistakes in its arguments are reported") {
   const LaunchOutcome unknown = launch({"--bogus", "-n", "2", "true"});
   CHECK(unknown.exit_code != 0);
