@@ -24,6 +24,19 @@ using namespace tessera;
 
 namespace {
 
+bool stops_in_mpi = false;
+
+}  // namespace
+
+// MPI lets a program put a function in the place of one of its own. In a build without MPI nobody calls this one.
+extern "C" __attribute__((weak)) int PMPI_Finalize();
+extern "C" int MPI_Finalize() {
+  if (stops_in_mpi) std::raise(SIGSTOP);
+  return PMPI_Finalize();
+}
+
+namespace {
+
 void say(const std::string& text) {
   fmt::print("{}\n", text);
   std::fflush(stdout);
@@ -134,6 +147,17 @@ void fail_after_one_left(const DeviceMesh& mesh, const std::function<void()>& wr
   run(world, wrong, [&] { permute(at::ones({0}), nothing, {0, 0, 3}, mesh, 0); });
 }
 
+// The others have done all their work.
+void stop_at_the_end(const World& world, bool in_mpi) {
+  if (world.rank() != victim_of(world)) {
+    fmt::print("last words");  // leaving must not lose what was not written yet
+    return;
+  }
+  say("fault");
+  stops_in_mpi = in_mpi;
+  if (!in_mpi) std::raise(SIGSTOP);
+}
+
 void fail(const std::string& how) {
   if (how == "exits with 0 before it joins" && std::getenv("RANK") == std::string("2")) {
     // Without a World, no key in the store belongs to this process.
@@ -157,6 +181,8 @@ void fail(const std::string& how) {
   // The others have their World by then.
   if (early) nap(1000);
   if (what == "ends well") return reduce(mesh);
+  if (what == "stops at its end") return stop_at_the_end(*world, false);
+  if (what == "stops in MPI_Finalize") return stop_at_the_end(*world, true);
   if (what == "ends late") {
     say("ready");
     nap(4000);

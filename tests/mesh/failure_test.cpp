@@ -310,6 +310,39 @@ TEST_CASE("rank 0 is stopped, which serves the store, before the others join: th
   }
 }
 
+TEST_CASE("a rank is stopped at its end: the others leave within their limit and two seconds, with an error") {
+  if (!is_over_mpi()) TESSERA_SKIP("over Gloo no rank waits for others at its end");
+  TESSERA_SKIP_WITHOUT_MPI();
+  struct Row {
+    std::string how;
+    std::string text;
+  };
+  const std::vector<Row> rows = {
+      {"stops at its end", "MPI cannot be ended: timed out after 2000 ms, waiting for ranks [2] to end too; a rank"},
+      {"stops in MPI_Finalize", "MPI cannot be ended: MPI_Finalize timed out after "}};
+  for (const Row& row : rows) {
+    CAPTURE(row.how);
+    const Job job = run_job(row.how, 3, {{"TESSERA_TIMEOUT", "2"}});
+    const std::string all = job.all();
+    INFO(all);
+    CHECK_FALSE(job.result.timed_out);
+    REQUIRE(job.result.failure.has_value());
+    CHECK(job.result.failure->exit_code == 1);
+    for (const int64_t rank : {0, 1}) {
+      CAPTURE(rank);
+      const std::vector<Line> errors =
+          job.starting_with(rank, fmt::format("MPI: rank {} has come to its end, and ", rank));
+      REQUIRE(errors.size() == 1);
+      CHECK(errors[0].text.find(row.text) != std::string::npos);
+      CHECK(job.starting_with(rank, "last words").size() == 1);
+      const Clock::time_point fault = job.starting_with(2, "fault").at(0).time;
+      CHECK(std::chrono::duration<double>(errors[0].time - fault).count() < 4);
+      REQUIRE(job.ended.contains(rank));
+      CHECK(std::chrono::duration<double>(job.ended.at(rank) - fault).count() < 5);
+    }
+  }
+}
+
 TEST_CASE("a rank is stopped for less than the limit: the job goes on") {
   TESSERA_SKIP_WITHOUT_MPI();
   for (const std::string victim : {"0", "2"}) {
