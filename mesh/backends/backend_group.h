@@ -82,7 +82,7 @@ BackendGroup make_fake_group(int rank, int size);
 // Returns the MPI that this build has: "Open MPI", "MPICH", "another MPI", or "" for none.
 std::string_view mpi_flavor();
 // Starts MPI in this process unless it has been started. All ranks of the job call it together; `world` is a request
-// for a group of all of them. Throws std::runtime_error in a build without MPI,
+// for a group of all of them, whose limit holds for the whole call. Throws std::runtime_error in a build without MPI,
 // or when MPI does not start. MPI that it has started is ended at exit(): there each rank waits until the others exit
 // too, for the limit of the newest world. Where one does not come, the process says so and ends with exit code 1.
 void start_mpi(const GroupRequest& world);

@@ -257,7 +257,9 @@ void skip_mpi_end() noexcept { process().has_failed = true; }
 void start_mpi(const GroupRequest& world) {
   // MPI_Init waits for every process and cannot be interrupted, so the ranks first wait for each other in the store,
   // and a rank that is lost then is left to a thread that nobody waits for.
+  const Clock::time_point begin = Clock::now();
   meet(world, "start", "here");
+  const auto waited = std::chrono::duration_cast<Milliseconds>(Clock::now() - begin);
   const std::lock_guard lock(process().mutex);
   if (asked(MPI_Finalized))
     throw std::runtime_error("MPI has been ended in this process; keep it until all worlds are gone");
@@ -269,7 +271,10 @@ void start_mpi(const GroupRequest& world) {
       throw std::runtime_error(
           "MPI has not started in this process, since another rank failed meanwhile; start all again");
     }
-    level = within(world.timeout, "MPI_Init_thread", begin_mpi, [&] { return world.lost(world.ranks); });
+    level =
+        within(std::max(world.timeout - waited, Milliseconds(1)),
+               fmt::format("MPI_Init_thread (the ranks met after {} of {} ms)", waited.count(), world.timeout.count()),
+               begin_mpi, [&] { return world.lost(world.ranks); });
     process().owner = ::getpid();
     std::atexit(end_mpi);
   }

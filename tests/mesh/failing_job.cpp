@@ -16,9 +16,12 @@
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/environment.h"
+#include "tessera/mesh/store.h"
 
 using namespace tessera;
 
@@ -147,6 +150,20 @@ void fail_after_one_left(const DeviceMesh& mesh, const std::function<void()>& wr
   run(world, wrong, [&] { permute(at::ones({0}), nothing, {0, 0, 3}, mesh, 0); });
 }
 
+// The last rank comes when most of the limit of 3 seconds is over, and then says that it starts MPI, but does not.
+void come_late_and_not_start_mpi() {
+  const Environment environment = resolve_environment(process_environment());
+  if (environment.rank == environment.size - 1) {
+    nap(2000);
+    c10d::PrefixStore store("world0/tessera/mpi", make_store(environment));
+    store.set(fmt::format("start/{}", environment.rank), "here");
+    nap(5000);
+    std::_Exit(0);
+  }
+  say("fault");
+  World::from_environment();
+}
+
 // The others have done all their work.
 void stop_at_the_end(const World& world, bool in_mpi) {
   if (world.rank() != victim_of(world)) {
@@ -159,6 +176,7 @@ void stop_at_the_end(const World& world, bool in_mpi) {
 }
 
 void fail(const std::string& how) {
+  if (how == "comes late and does not start MPI") return come_late_and_not_start_mpi();
   if (how == "exits with 0 before it joins" && std::getenv("RANK") == std::string("2")) {
     // Without a World, no key in the store belongs to this process.
     nap(300);

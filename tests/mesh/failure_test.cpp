@@ -343,6 +343,22 @@ TEST_CASE("a rank is stopped at its end: the others leave within their limit and
   }
 }
 
+TEST_CASE("the limit holds for the whole start of MPI, also where a rank comes late and MPI does not start") {
+  if (!is_over_mpi()) TESSERA_SKIP("over Gloo there is no MPI to start");
+  TESSERA_SKIP_WITHOUT_MPI();
+  const Job job = run_job("comes late and does not start MPI", 2, {{"TESSERA_TIMEOUT", "3"}});
+  const std::string all = job.all();
+  INFO(all);
+  const std::vector<Line> errors = job.starting_with(0, "error: ");
+  REQUIRE(errors.size() == 1);
+  CHECK(errors[0].text.find("starting MPI over ranks [0, 1]") != std::string::npos);
+  CHECK(errors[0].text.find("MPI_Init_thread (the ranks met after ") != std::string::npos);
+  const double seconds =
+      std::chrono::duration<double>(errors[0].time - job.starting_with(0, "fault").at(0).time).count();
+  CHECK(seconds > 2.9);
+  CHECK(seconds < 5);
+}
+
 TEST_CASE("a rank is stopped for less than the limit: the job goes on") {
   TESSERA_SKIP_WITHOUT_MPI();
   for (const std::string victim : {"0", "2"}) {
