@@ -162,8 +162,8 @@ bool MpiJob::has_ended() {
   return mpirun_.pid == 0;
 }
 
-// A shell that mpirun starts late does not find the pipe. If it opened one whose last writer had gone, it would wait for
-// ever.
+// A shell that mpirun starts late does not find the pipe. If it opened one whose last writer had gone, it would wait
+// for ever.
 void MpiJob::end() {
   ::unlink((folder_.path() + "/hold").c_str());
   ::close(hold_);
