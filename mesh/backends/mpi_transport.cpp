@@ -2,11 +2,15 @@
 #include "tessera/mesh/backends/mpi_transport.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iostream>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -39,6 +43,7 @@ struct MpiRequests {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
 
 // MPI counts in int, so one message has at most this many bytes.
 constexpr int64_t kLongestMessage = int64_t{1} << 30;
@@ -50,13 +55,21 @@ constexpr auto kYieldsFor = std::chrono::milliseconds(1);
 constexpr auto kLongYield = std::chrono::microseconds(200);
 constexpr auto kNap = std::chrono::microseconds(20);
 constexpr auto kLookForFailure = std::chrono::milliseconds(200);
+// At its end a rank looks this often whether the others have come to theirs.
+constexpr auto kLookForEnds = std::chrono::milliseconds(1);
+// When all have come, MPI_Finalize has this time at least, and so has a rank without the others to write its last
+// words.
+constexpr auto kLastPatience = std::chrono::milliseconds(1000);
 
 // MPI exists once per process; so does this state, which end_mpi() needs when the process ends.
 struct Process {
   std::mutex mutex;  // guards abandoned
   std::vector<std::pair<std::shared_ptr<MpiRequests>, std::vector<at::Tensor>>> abandoned;
   std::atomic<bool> has_failed{false};
-  bool has_begun = false;  // MPI_Init_thread has been called, and may run for ever on a thread of its own
+  bool has_begun = false;             // MPI_Init_thread has been called, and may run for ever on a thread of its own
+  pid_t owner = 0;                    // the process that has called it: one that this process forks must not end MPI
+  MPI_Comm ends = MPI_COMM_NULL;      // all ranks; in it each tells the others that it has come to its end
+  std::atomic<Milliseconds> limit{};  // of the newest world
 };
 
 // The state is never destroyed, since other threads, and MPI itself, may use the memory until the process ends.
@@ -118,9 +131,78 @@ std::vector<int64_t> awaited(const MpiRequests& requests, const std::vector<int6
   return found;
 }
 
-// Runs at exit().
+// Starts MPI together with all ranks. Returns the thread level that it gives.
+int begin_mpi() {
+  int level = MPI_THREAD_SINGLE;
+  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+  check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check(MPI_Comm_dup(MPI_COMM_WORLD, &process().ends), "MPI_Comm_dup");
+  return level;
+}
+
+// Tells all ranks that this one, `mine`, has come to its end, and waits until they have come to theirs. Returns those
+// that have not come by `deadline`. Returns early when the job has failed.
+std::vector<int64_t> missing_at_end(int mine, Clock::time_point deadline) {
+  const MPI_Comm ends = process().ends;
+  int size = 0;
+  check(MPI_Comm_size(ends, &size), "MPI_Comm_size");
+  std::vector<int64_t> ranks;
+  MpiRequests requests;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.push_back(rank);
+    if (rank == mine) continue;
+    check(MPI_Isend(nullptr, 0, MPI_BYTE, rank, 0, ends, requests.add(rank)), "MPI_Isend");
+    check(MPI_Irecv(nullptr, 0, MPI_BYTE, rank, 0, ends, requests.add(rank)), "MPI_Irecv");
+  }
+  while (!soon_done(requests) && !process().has_failed) {
+    if (Clock::now() >= deadline) return awaited(requests, ranks);
+    std::this_thread::sleep_for(kLookForEnds);
+  }
+  return {};
+}
+
+// Ends this process at once, since a thread may be in MPI. Whoever reads a stream may have stopped, so that what the
+// streams hold is written on a thread of its own.
+[[noreturn]] void leave_without_mpi(const std::string& why) {
+  try {
+    within(kLastPatience, "writing the last words", [why] {
+      fmt::print(stderr, "{}\n", why);
+      std::cout.flush();
+      std::fflush(nullptr);
+    });
+  } catch (const std::exception&) {
+    // The exit code has to do.
+  }
+  std::_Exit(EXIT_FAILURE);
+}
+
+// Runs at exit(), when no World may be left. MPI_Finalize waits for all ranks and cannot be interrupted. So the ranks
+// first wait for each other here, which says who does not come, and MPI_Finalize has a thread of its own. The standard
+// wants the thread that started MPI, which has ended like every thread of within(); Open MPI does not insist on it.
 void end_mpi() {
-  if (!asked(MPI_Finalized) && !process().has_failed) MPI_Finalize();
+  Process& here = process();
+  if (here.owner != ::getpid() || asked(MPI_Finalized) || here.has_failed) return;
+  const Milliseconds limit = here.limit;
+  const Clock::time_point deadline = Clock::now() + limit;
+  int rank = 0;
+  MPI_Comm_rank(here.ends, &rank);
+  try {
+    const std::vector<int64_t> missing = missing_at_end(rank, deadline);
+    if (here.has_failed) return;
+    if (!missing.empty()) {
+      throw LateError(fmt::format("timed out after {} ms, waiting for ranks [{}] to end too", limit.count(),
+                                  fmt::join(missing, ", ")));
+    }
+    const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
+    within(std::max(left, kLastPatience), "MPI_Finalize", [] { MPI_Finalize(); });
+  } catch (const std::exception& error) {
+    leave_without_mpi(fmt::format(
+        "MPI: rank {} has come to its end, and MPI cannot be ended: {}; a rank that does not come was stopped, has "
+        "left "
+        "without exit(), or still works: let all ranks end within their time limit, or set a longer one with "
+        "TESSERA_TIMEOUT",
+        rank, error.what()));
+  }
 }
 
 // Writes `mine` to the store, waits for all members, and returns what all of them wrote, in the order of ranks.
@@ -175,7 +257,9 @@ void skip_mpi_end() noexcept { process().has_failed = true; }
 void start_mpi(const GroupRequest& world) {
   // MPI_Init waits for every process and cannot be interrupted, so the ranks first wait for each other in the store,
   // and a rank that is lost then is left to a thread that nobody waits for.
+  const Clock::time_point begin = Clock::now();
   meet(world, "start", "here");
+  const auto waited = std::chrono::duration_cast<Milliseconds>(Clock::now() - begin);
   const std::lock_guard lock(process().mutex);
   if (asked(MPI_Finalized))
     throw std::runtime_error("MPI has been ended in this process; keep it until all worlds are gone");
@@ -187,17 +271,14 @@ void start_mpi(const GroupRequest& world) {
       throw std::runtime_error(
           "MPI has not started in this process, since another rank failed meanwhile; start all again");
     }
-    level = within(
-        world.timeout, "MPI_Init_thread",
-        [] {
-          int granted = MPI_THREAD_SINGLE;
-          check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &granted), "MPI_Init_thread");
-          return granted;
-        },
-        [&] { return world.lost(world.ranks); });
-    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    level =
+        within(std::max(world.timeout - waited, Milliseconds(1)),
+               fmt::format("MPI_Init_thread (the ranks met after {} of {} ms)", waited.count(), world.timeout.count()),
+               begin_mpi, [&] { return world.lost(world.ranks); });
+    process().owner = ::getpid();
     std::atexit(end_mpi);
   }
+  process().limit = world.timeout;
   if (level == MPI_THREAD_MULTIPLE) return;
   throw std::runtime_error(
       fmt::format("MPI was started with thread level {}, and {} (MPI_THREAD_MULTIPLE) is needed; start it with "

@@ -16,11 +16,27 @@
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/environment.h"
+#include "tessera/mesh/store.h"
 
 using namespace tessera;
+
+namespace {
+
+bool stops_in_mpi = false;
+
+}  // namespace
+
+// MPI lets a program put a function in the place of one of its own. In a build without MPI nobody calls this one.
+extern "C" __attribute__((weak)) int PMPI_Finalize();
+extern "C" int MPI_Finalize() {
+  if (stops_in_mpi) std::raise(SIGSTOP);
+  return PMPI_Finalize();
+}
 
 namespace {
 
@@ -134,7 +150,33 @@ void fail_after_one_left(const DeviceMesh& mesh, const std::function<void()>& wr
   run(world, wrong, [&] { permute(at::ones({0}), nothing, {0, 0, 3}, mesh, 0); });
 }
 
+// The last rank comes when most of the limit of 3 seconds is over, and then says that it starts MPI, but does not.
+void come_late_and_not_start_mpi() {
+  const Environment environment = resolve_environment(process_environment());
+  if (environment.rank == environment.size - 1) {
+    nap(2000);
+    c10d::PrefixStore store("world0/tessera/mpi", make_store(environment));
+    store.set(fmt::format("start/{}", environment.rank), "here");
+    nap(5000);
+    std::_Exit(0);
+  }
+  say("fault");
+  World::from_environment();
+}
+
+// The others have done all their work.
+void stop_at_the_end(const World& world, bool in_mpi) {
+  if (world.rank() != victim_of(world)) {
+    fmt::print("last words");  // leaving must not lose what was not written yet
+    return;
+  }
+  say("fault");
+  stops_in_mpi = in_mpi;
+  if (!in_mpi) std::raise(SIGSTOP);
+}
+
 void fail(const std::string& how) {
+  if (how == "comes late and does not start MPI") return come_late_and_not_start_mpi();
   if (how == "exits with 0 before it joins" && std::getenv("RANK") == std::string("2")) {
     // Without a World, no key in the store belongs to this process.
     nap(300);
@@ -157,6 +199,8 @@ void fail(const std::string& how) {
   // The others have their World by then.
   if (early) nap(1000);
   if (what == "ends well") return reduce(mesh);
+  if (what == "stops at its end") return stop_at_the_end(*world, false);
+  if (what == "stops in MPI_Finalize") return stop_at_the_end(*world, true);
   if (what == "ends late") {
     say("ready");
     nap(4000);
@@ -197,6 +241,11 @@ void fail(const std::string& how) {
        [&] {
          fill_the_disk();
          throw_in_callback(*world);
+       }},
+      {"is killed on a full disk",
+       [] {
+         fill_the_disk();
+         std::raise(SIGKILL);
        }},
       {"exits with 3", [] { std::_Exit(3); }},
       {"exits with 0", [] { std::_Exit(0); }},

@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
@@ -12,7 +10,6 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
-#include <sys/mount.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -21,6 +18,7 @@
 #include "tessera/tests/harness/over_mpi.h"
 #include "tessera/tests/harness/shell.h"
 #include "tessera/tests/harness/skip.h"
+#include "tessera/tests/harness/small_disk.h"
 #include "tessera/tests/mesh/free_port.h"
 #include "tessera/tools/launcher/mpi_job.h"
 #include "tessera/tools/launcher/private_folder.h"
@@ -28,6 +26,7 @@
 
 using namespace tessera;
 using tessera::testing::is_over_mpi;
+using tessera::testing::SmallDisk;
 using Clock = std::chrono::steady_clock;
 
 namespace {
@@ -133,26 +132,6 @@ std::map<std::string, std::string> tcp_store() {
           {"LOCAL_RANK", "0"},
           {"LOCAL_WORLD_SIZE", "1"}};
 }
-
-// Mounts a file system of half a megabyte.
-class SmallDisk {
- public:
-  SmallDisk() {
-    if (::mount("tmpfs", folder_.path().c_str(), "tmpfs", MS_NOSUID | MS_NODEV, "size=512k,mode=0700") == 0) return;
-    why_not_ = fmt::format("a small file system cannot be mounted: {}", std::strerror(errno));
-  }
-  ~SmallDisk() {
-    if (why_not_.empty()) ::umount2(folder_.path().c_str(), MNT_DETACH);
-  }
-  SmallDisk(const SmallDisk&) = delete;
-  SmallDisk& operator=(const SmallDisk&) = delete;
-  std::string path() const { return folder_.path(); }
-  const std::string& why_not() const { return why_not_; }
-
- private:
-  const PrivateFolder folder_;
-  std::string why_not_;
-};
 
 const std::string kThrown = "failed in the user's callback at {tp: 2}: index 7 is out of range";
 const std::string kWhere = "aten::mm: all_reduce on mesh dimension tp of {tp: 3} on cpu over ranks [0, 1, 2]";
@@ -331,6 +310,55 @@ TEST_CASE("rank 0 is stopped, which serves the store, before the others join: th
   }
 }
 
+TEST_CASE("a rank is stopped at its end: the others leave within their limit and two seconds, with an error") {
+  if (!is_over_mpi()) TESSERA_SKIP("over Gloo no rank waits for others at its end");
+  TESSERA_SKIP_WITHOUT_MPI();
+  struct Row {
+    std::string how;
+    std::string text;
+  };
+  const std::vector<Row> rows = {
+      {"stops at its end", "MPI cannot be ended: timed out after 2000 ms, waiting for ranks [2] to end too; a rank"},
+      {"stops in MPI_Finalize", "MPI cannot be ended: MPI_Finalize timed out after "}};
+  for (const Row& row : rows) {
+    CAPTURE(row.how);
+    const Job job = run_job(row.how, 3, {{"TESSERA_TIMEOUT", "2"}});
+    const std::string all = job.all();
+    INFO(all);
+    CHECK_FALSE(job.result.timed_out);
+    REQUIRE(job.result.failure.has_value());
+    CHECK(job.result.failure->exit_code == 1);
+    for (const int64_t rank : {0, 1}) {
+      CAPTURE(rank);
+      const std::vector<Line> errors =
+          job.starting_with(rank, fmt::format("MPI: rank {} has come to its end, and ", rank));
+      REQUIRE(errors.size() == 1);
+      CHECK(errors[0].text.find(row.text) != std::string::npos);
+      CHECK(job.starting_with(rank, "last words").size() == 1);
+      const Clock::time_point fault = job.starting_with(2, "fault").at(0).time;
+      CHECK(std::chrono::duration<double>(errors[0].time - fault).count() < 4);
+      REQUIRE(job.ended.contains(rank));
+      CHECK(std::chrono::duration<double>(job.ended.at(rank) - fault).count() < 5);
+    }
+  }
+}
+
+TEST_CASE("the limit holds for the whole start of MPI, also where a rank comes late and MPI does not start") {
+  if (!is_over_mpi()) TESSERA_SKIP("over Gloo there is no MPI to start");
+  TESSERA_SKIP_WITHOUT_MPI();
+  const Job job = run_job("comes late and does not start MPI", 2, {{"TESSERA_TIMEOUT", "3"}});
+  const std::string all = job.all();
+  INFO(all);
+  const std::vector<Line> errors = job.starting_with(0, "error: ");
+  REQUIRE(errors.size() == 1);
+  CHECK(errors[0].text.find("starting MPI over ranks [0, 1]") != std::string::npos);
+  CHECK(errors[0].text.find("MPI_Init_thread (the ranks met after ") != std::string::npos);
+  const double seconds =
+      std::chrono::duration<double>(errors[0].time - job.starting_with(0, "fault").at(0).time).count();
+  CHECK(seconds > 2.9);
+  CHECK(seconds < 5);
+}
+
 TEST_CASE("a rank is stopped for less than the limit: the job goes on") {
   TESSERA_SKIP_WITHOUT_MPI();
   for (const std::string victim : {"0", "2"}) {
@@ -357,6 +385,14 @@ TEST_CASE("a rank throws on a full disk: the others get its text all the same") 
   if (!disk.why_not().empty()) TESSERA_SKIP_MISSING(disk.why_not());
   check_others_ended(run_job("throws on a full disk", 3, {}, {.victim = {}, .folder = disk.path()}), 3,
                      {kWhere, "rank 2 " + kThrown});
+}
+
+TEST_CASE("a rank fills the disk and is killed: the others learn from the launcher how it ended") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  const SmallDisk disk;
+  if (!disk.why_not().empty()) TESSERA_SKIP_MISSING(disk.why_not());
+  check_others_ended(run_job("is killed on a full disk", 3, {}, {.victim = {}, .folder = disk.path()}), 3,
+                     {kWhere, "a peer was lost: rank 2 was killed by signal 9"});
 }
 
 TEST_CASE("when a job fails, every rank that is alive writes its records, which say where the ranks part") {

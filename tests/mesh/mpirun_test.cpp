@@ -48,6 +48,16 @@ TEST_CASE("a rank that throws under mpirun leaves its text before mpirun ends th
   CHECK(contains(outcome.output, "error: nobody catches this"));
 }
 
+TEST_CASE("a rank that is stopped at its end ends a job of mpirun when the limit is over, and is named") {
+  if (!why_no_mpi().empty()) TESSERA_SKIP_MISSING(why_no_mpi());
+  const ShellOutcome outcome = under_mpirun("'stops at its end' 0", "TESSERA_TIMEOUT=2");
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 1);
+  CHECK(contains(outcome.output,
+                 "MPI: rank 1 has come to its end, and MPI cannot be ended: timed out after 2000 ms, "
+                 "waiting for ranks [0] to end too; a rank that does not come was stopped"));
+}
+
 TEST_CASE("MPI that was asked for and cannot be is refused by name") {
   const ShellOutcome outcome = shell(
       "TESSERA_BACKEND=mpi TESSERA_RANK=0 TESSERA_WORLD_SIZE=2 TESSERA_STORE=/dev/null " + kProgram + "'ends well'");

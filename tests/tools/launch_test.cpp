@@ -12,6 +12,8 @@
 
 #include <doctest/doctest.h>
 
+#include "tessera/tests/harness/skip.h"
+#include "tessera/tests/harness/small_disk.h"
 #include "tessera/tests/harness/text.h"
 #include "tessera/tests/tools/launching.h"
 #include "tessera/tools/launcher/child_process.h"
@@ -26,6 +28,7 @@ using tessera::testing::content_of;
 using tessera::testing::launch;
 using tessera::testing::launch_script;
 using tessera::testing::LaunchOutcome;
+using tessera::testing::SmallDisk;
 using tessera::testing::start_launch;
 using tessera::testing::wait_until;
 
@@ -238,6 +241,102 @@ TEST_CASE("run_process_group: ranks do not read what became of the ranks of an e
   const tessera::ProcessGroupResult result = tessera::run_process_group(
       {.command = {"sh", "-c", "! cat $TESSERA_STORE.lost* 2>&1 | grep stale"}, .size = 2, .store_path = store});
   CHECK(result.ok());
+}
+
+TEST_CASE("run_process_group: ranks read how another one ended that has filled the disk") {
+  struct Row {
+    std::string how;
+    std::string note;
+    std::string text;
+  };
+  const std::vector<Row> rows = {{"kill -9 $$", "lost", "rank 1 was killed by signal 9"},
+                                 {"exit 3", "lost", "rank 1 exited with code 3"},
+                                 {"exit 0", "lost.1", "rank 1 exited with code 0"}};
+  for (const Row& row : rows) {
+    CAPTURE(row.how);
+    const SmallDisk disk;
+    if (!disk.why_not().empty()) TESSERA_SKIP_MISSING(disk.why_not());
+    const std::string note = "$TESSERA_STORE." + row.note;
+    const std::string script = "if [ $RANK = 1 ]; then cat /dev/zero >$TESSERA_STORE.filler; " + row.how +
+                               "; fi; until [ -e " + note + " ]; do sleep 0.02; done; echo \"$(cat " + note + ")\"";
+    std::string read;
+    tessera::run_process_group({.command = {"bash", "-c", script},
+                                .size = 2,
+                                .store_path = disk.path() + "/store",
+                                .time_limit = std::chrono::seconds(20),
+                                .sinks = {.on_line = [&](int64_t rank, tessera::OutputStream, std::string_view line) {
+                                  if (rank == 0) read += line;
+                                }}});
+    CHECK(read == row.text);
+    CHECK_FALSE(std::filesystem::exists(disk.path() + "/store.lost.0.part"));
+  }
+}
+
+TEST_CASE("run_process_group: a disk that is full at the start is an error that says so") {
+  const SmallDisk disk;
+  if (!disk.why_not().empty()) TESSERA_SKIP_MISSING(disk.why_not());
+  CHECK(std::system(("cat /dev/zero >" + disk.path() + "/filler 2>/dev/null").c_str()) != 0);
+  const std::string text = "128 bytes cannot be reserved in " + disk.path() +
+                           "/store.lost.part for the note of a rank that ends: No space left on device; free some "
+                           "space, or set TMPDIR to another file system";
+  CHECK_THROWS_WITH_AS(
+      tessera::run_process_group({.command = {"true"}, .size = 1, .store_path = disk.path() + "/store"}), text.c_str(),
+      std::runtime_error);
+}
+
+TEST_CASE("launch --backend mpi: the time limit and signals end it while mpirun starts, and mpirun with it") {
+  struct Row {
+    std::string why;
+    std::string waits;  // what the shell does that stands in for mpirun
+    std::vector<std::string> options;
+    int signal;
+    int code;
+    double seconds;  // within which it must end
+    std::string text;
+  };
+  const std::string deaf = "trap '' TERM; while true; do sleep 0.1; done";
+  // The last five arguments are the command of a rank's place.
+  const std::string late =
+      "trap 'OMPI_COMM_WORLD_RANK=0 setsid \"${@: -5}\" >/dev/null 2>&1 & echo $! >>\"$0.pid\"; "
+      "sleep 0.3; exit' TERM; while true; do sleep 0.1; done";
+  const std::vector<Row> rows = {
+      {"the limit passes",
+       "sleep 100",
+       {"--time-limit", "1"},
+       0,
+       124,
+       4,
+       "the time limit of 1 s (--time-limit) passed"},
+      {"a signal", "sleep 100", {"--time-limit", "100"}, SIGTERM, 128 + SIGTERM, 4, "signal 15 came"},
+      {"Ctrl-C, with restarts", "sleep 100", {"--restarts", "3"}, SIGINT, 128 + SIGINT, 4, "signal 2 came"},
+      {"mpirun ignores SIGTERM", deaf, {}, SIGTERM, 128 + SIGTERM, 8, "signal 15 came"},
+      {"mpirun starts a place after that", late, {}, SIGTERM, 128 + SIGTERM, 4, "signal 15 came"}};
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    const PrivateFolder folder;
+    const std::string mpirun = folder.path() + "/mpirun", pids = mpirun + ".pid";
+    std::ofstream(mpirun) << "#!/bin/bash\necho it looks for hosts\necho $$ >\"$0.pid\"\n" << row.waits << "\n";
+    ::chmod(mpirun.c_str(), 0700);
+    const std::string path = std::getenv("PATH");
+    ::setenv("PATH", (folder.path() + ":" + path).c_str(), 1);
+    std::vector<std::string> arguments = {"-n", "2", "--backend", "mpi"};
+    arguments.insert(arguments.end(), row.options.begin(), row.options.end());
+    arguments.emplace_back("true");
+    int code = 0;
+    const double seconds = tessera::testing::seconds_of([&] {
+      const pid_t launcher = start_launch(arguments, folder.path());
+      CHECK(wait_until([&] { return contains(content_of(pids), "\n"); }));
+      if (row.signal != 0) ::kill(launcher, row.signal);
+      code = tessera::testing::wait_or_kill(launcher);
+    });
+    ::setenv("PATH", path.c_str(), 1);
+    CHECK(code == row.code);
+    CHECK(seconds < row.seconds);
+    CHECK(content_of(folder.path() + "/err") ==
+          "launch: " + row.text + " before mpirun had started 2 places for ranks; it wrote: it looks for hosts\n\n");
+    std::ifstream file(pids);
+    for (pid_t pid; file >> pid;) CHECK(wait_until([&] { return ::kill(pid, 0) != 0; }));
+  }
 }
 
 TEST_CASE("launch: mistakes in its arguments are reported") {

@@ -42,7 +42,7 @@ int Job::run() {
     return finish(run_attempts());
   } catch (const std::exception& error) {
     console_.say(fmt::format("launch: {}", error.what()));
-    return finish(1);
+    return finish(is_over() ? over_code() : 1);
   }
 }
 
@@ -67,7 +67,7 @@ ProcessGroupResult Job::run_ranks() {
   ProcessGroupOptions group = group_options(folder.path() + "/store");
   std::optional<MpiJob> mpi;
   if (options_.backend == "mpi") {
-    mpi.emplace(size_);
+    mpi.emplace(size_, [this] { return why_over(); });
     group.rank_variables = [&](int64_t rank) { return mpi->variables(rank); };
   }
   if (limit_) group.time_limit = std::chrono::duration_cast<std::chrono::milliseconds>(*limit_ - Clock::now());
@@ -124,11 +124,21 @@ bool Job::is_over() {
   return end_signal_ != 0 || (limit_ && Clock::now() > *limit_);
 }
 
+// Returns "" where it is not over.
+std::string Job::why_over() {
+  if (!is_over()) return "";
+  if (end_signal_ != 0) return fmt::format("signal {} came", end_signal_);
+  return fmt::format("the time limit of {} s (--time-limit) passed", options_.time_limit_s);
+}
+
+// Returns the exit code of a job that is over and has none of a rank.
+int Job::over_code() const { return end_signal_ != 0 ? 128 + end_signal_ : kTimeLimitCode; }
+
 int Job::finish(int code) {
   const Clock::time_point until = Clock::now() + kLastWords;
   const bool is_patient = code == 0 && !is_over();
   if (console_.finish([&] { return is_patient ? !is_over() : Clock::now() < until; }) || code != 0) return code;
-  return end_signal_ != 0 ? 128 + end_signal_ : kTimeLimitCode;
+  return over_code();
 }
 
 }  // namespace tessera

@@ -18,7 +18,8 @@ namespace tessera {
 // own limit, TESSERA_TIMEOUT, and is killed with them. Each attempt has a folder, a store and, over MPI, an MpiJob of
 // its own, so nothing of the one before reaches it. With LaunchOptions::min_ranks each restart has one rank fewer than
 // the attempt before, but at least that many. Neither the time limit, which holds for all attempts together, nor a
-// signal that asks to end, nor output that cannot be written any more is followed by a restart.
+// signal that asks to end, nor output that cannot be written any more is followed by a restart. Where the time
+// limit passes, or such a signal comes, while mpirun still prepares places for ranks, none is started.
 //
 // Where restarts are allowed, ranks get the variables of torchrun: TORCHELASTIC_RESTART_COUNT, 0 in the first attempt,
 // TORCHELASTIC_MAX_RESTARTS, and TORCHELASTIC_RUN_ID, which is the same in all attempts of this job and in no other
@@ -43,6 +44,8 @@ class Job {
   std::string outcome(const ProcessGroupResult& result) const;
   int finish(int code);
   bool is_over();
+  std::string why_over();
+  int over_code() const;
 
   const LaunchOptions& options_;
   Console& console_;

@@ -116,14 +116,16 @@ bool has_mpirun() {
   return false;
 }
 
-MpiJob::MpiJob(int64_t size) : preloaded_(make_preloaded()), hold_(open_hold(folder_.path() + "/hold")) {
+MpiJob::MpiJob(int64_t size, const WhyOver& why_over)
+    : preloaded_(make_preloaded()), hold_(open_hold(folder_.path() + "/hold")) {
   make_shared_memory(shared_memory_);
   const std::string shared_memory = shared_memory_ ? shared_memory_->path() : "";
   const std::string preloaded = fmt::format("/proc/{}/fd/{}", ::getpid(), preloaded_);
   mpirun_ = spawn(mpirun_command(size, folder_.path()), mpirun_environment(shared_memory, preloaded), /*group=*/0);
   try {
-    wait_for_places(size);
+    wait_for_places(size, why_over);
   } catch (...) {
+    if (!has_ended()) ::kill(-mpirun_.pid, SIGTERM);
     end();
     throw;
   }
@@ -133,12 +135,16 @@ MpiJob::~MpiJob() { end(); }
 
 std::string MpiJob::file_of(int64_t rank) const { return fmt::format("{}/rank.{}", folder_.path(), rank); }
 
-void MpiJob::wait_for_places(int64_t size) {
+void MpiJob::wait_for_places(int64_t size, const WhyOver& why_over) {
   const Clock::time_point deadline = Clock::now() + kPatience;
   for (int64_t rank = 0; rank < size;) {
     if (std::filesystem::exists(file_of(rank))) {
       ++rank;
       continue;
+    }
+    if (const std::string why = why_over ? why_over() : ""; !why.empty()) {
+      throw std::runtime_error(
+          fmt::format("{} before mpirun had started {} places for ranks; it wrote: {}", why, size, output()));
     }
     const bool ended = has_ended();
     if (ended || Clock::now() > deadline) {
@@ -156,7 +162,10 @@ bool MpiJob::has_ended() {
   return mpirun_.pid == 0;
 }
 
+// A shell that mpirun starts late does not find the pipe. If it opened one whose last writer had gone, it would wait
+// for ever.
 void MpiJob::end() {
+  ::unlink((folder_.path() + "/hold").c_str());
   ::close(hold_);
   const Clock::time_point deadline = Clock::now() + kEndPatience;
   while (!has_ended() && Clock::now() < deadline) std::this_thread::sleep_for(kLook);

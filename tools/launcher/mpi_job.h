@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -22,10 +23,14 @@ namespace tessera {
 // loopback interface, where its PMIx server listens by itself.
 class MpiJob {
  public:
-  // Throws std::runtime_error, with mpirun's output, when there is no mpirun or it does not provide the places within
-  // 30 seconds.
-  explicit MpiJob(int64_t size);
-  // Ends mpirun. The ranks must have ended.
+  // Returns why nobody needs the places any more, such as "signal 15 came", or "".
+  using WhyOver = std::function<std::string()>;
+
+  // Throws std::runtime_error, with mpirun's output, when there is no mpirun, when it does not provide the places
+  // within 30 seconds, and when `why_over`, which is asked all the while, returns a reason. Then mpirun gets SIGTERM,
+  // and is killed after 3 seconds.
+  explicit MpiJob(int64_t size, const WhyOver& why_over = {});
+  // Ends mpirun, and kills it after 3 seconds. The ranks must have ended.
   ~MpiJob();
   MpiJob(const MpiJob&) = delete;
   MpiJob& operator=(const MpiJob&) = delete;
@@ -35,7 +40,7 @@ class MpiJob {
 
  private:
   std::string file_of(int64_t rank) const;
-  void wait_for_places(int64_t size);
+  void wait_for_places(int64_t size, const WhyOver& why_over);
   bool has_ended();
   void end();
   std::string output() const;

@@ -5,14 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
 #include <mutex>
 #include <stdexcept>
 
 #include <fmt/format.h>
 
 #include "tessera/tools/launcher/rank_environment.h"
+#include "tessera/tools/launcher/reserved_notes.h"
 #include "tessera/tools/launcher/signal_queue.h"
 #include "tessera/tools/launcher/subreaper.h"
 #include "tessera/tools/launcher/watchdog.h"
@@ -24,6 +23,12 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPollInterval{10};
 constexpr std::chrono::milliseconds kTermToKill{1000};
+
+std::vector<std::string> note_files(const ProcessGroupOptions& options) {
+  std::vector<std::string> files = {lost_rank_file(options.store_path)};
+  for (int64_t rank = 0; rank < options.size; ++rank) files.push_back(ended_rank_file(options.store_path, rank));
+  return files;
+}
 
 class ProcessGroup {
  public:
@@ -46,6 +51,7 @@ class ProcessGroup {
   void end_after(std::chrono::milliseconds wait);
 
   const ProcessGroupOptions& options_;
+  const ReservedNotes notes_;
   const Subreaper subreaper_;  // made before the group has a process
   ProcessGroupResult result_;
   pid_t group_ = 0;
@@ -56,11 +62,10 @@ class ProcessGroup {
   std::optional<Clock::time_point> kill_at_;
 };
 
-ProcessGroup::ProcessGroup(const ProcessGroupOptions& options) : options_(options), outputs_(options.sinks) {
+// Ranks would take notes of an earlier job with the same store for their own, so ReservedNotes removes them.
+ProcessGroup::ProcessGroup(const ProcessGroupOptions& options)
+    : options_(options), notes_(note_files(options)), outputs_(options.sinks) {
   if (options.time_limit) limit_ = Clock::now() + *options.time_limit;
-  // Ranks would take notes of an earlier job with the same store for their own.
-  std::remove(lost_rank_file(options.store_path).c_str());
-  for (int64_t rank = 0; rank < options.size; ++rank) std::remove(ended_rank_file(options.store_path, rank).c_str());
   group_ = spawn_watchdog(options.store_path.empty() ? "" : "TESSERA_STORE=" + options.store_path);
 }
 
@@ -98,12 +103,6 @@ bool ProcessGroup::any_running() const {
   return std::any_of(pids_.begin(), pids_.end(), [](pid_t pid) { return pid != 0; });
 }
 
-// Writes a file and renames it into place, so that a reader never sees half a line.
-void write_exit(const std::string& path, const RankExit& exit) {
-  std::ofstream(path + ".part") << exit.to_string();
-  std::rename((path + ".part").c_str(), path.c_str());
-}
-
 RankExit ProcessGroup::exit_of(std::size_t rank, int status) const {
   RankExit exit = {.rank = static_cast<int64_t>(rank),
                    .exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
@@ -122,7 +121,7 @@ void ProcessGroup::reap() {
     if (exit.failed()) {
       failures.push_back(exit);
     } else if (any_running()) {
-      write_exit(ended_rank_file(options_.store_path, exit.rank), exit);
+      ReservedNotes::write(ended_rank_file(options_.store_path, exit.rank), exit.to_string());
     }
   }
   reap_left_behind();
@@ -149,7 +148,7 @@ void ProcessGroup::reap_left_behind() {
 
 void ProcessGroup::note_failure(const RankExit& failure) {
   result_.failure = failure;
-  write_exit(lost_rank_file(options_.store_path), failure);
+  ReservedNotes::write(lost_rank_file(options_.store_path), failure.to_string());
   end_after(options_.grace);
 }
 
