@@ -82,12 +82,10 @@ BackendGroup make_fake_group(int rank, int size);
 // Returns the MPI that this build has: "Open MPI", "MPICH", "another MPI", or "" for none.
 std::string_view mpi_flavor();
 // Starts MPI in this process unless it has been started. All ranks of the job call it together; `world` is a request
-// for a group of all of them, whose limit holds for the whole call. Throws std::runtime_error in a build without MPI,
-// or when MPI does not start. MPI that it has started is ended at exit(): there each rank waits until the others exit
-// too, for the limit of the newest world. Where one does not come, the process says so and ends with exit code 1.
+// for a group of all of them. Throws std::runtime_error in a build without MPI, or when MPI does not start.
 void start_mpi(const GroupRequest& world);
-// Prevents the call of MPI_Finalize at exit(), and the wait for the other ranks there. It is called after a failure,
-// when some of them will never come.
+// Prevents the call of MPI_Finalize at exit(), which waits for all processes. It is called after a failure, when some
+// of them will never call it.
 void skip_mpi_end() noexcept;
 
 }  // namespace tessera
