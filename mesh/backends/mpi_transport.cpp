@@ -198,8 +198,7 @@ void end_mpi() {
   } catch (const std::exception& error) {
     leave_without_mpi(fmt::format(
         "MPI: rank {} has come to its end, and MPI cannot be ended: {}; a rank that does not come was stopped, has "
-        "left "
-        "without exit(), or still works: let all ranks end within their time limit, or set a longer one with "
+        "left without exit(), or still works: let all ranks end within their time limit, or set a longer one with "
         "TESSERA_TIMEOUT",
         rank, error.what()));
   }
