@@ -8,7 +8,6 @@
 #include <fstream>
 #include <iterator>
 #include <numeric>
-#include <random>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
@@ -24,6 +23,7 @@
 
 #include "tessera/mesh/core/poll.h"
 #include "tessera/mesh/core/within.h"
+#include "tessera/mesh/process_state.h"
 #include "tessera/mesh/timed_store.h"
 
 namespace tessera {
@@ -42,62 +42,6 @@ std::string process_key(int64_t rank) { return fmt::format("tessera/process/{}",
 std::string known_key(int64_t rank) { return fmt::format("tessera/failure_known/{}", rank); }
 std::string came_key(int64_t rank) { return fmt::format("tessera/failure_came/{}", rank); }
 std::string looked_key(int64_t rank) { return fmt::format("tessera/failure_looked/{}", rank); }
-
-// Returns the state letter and the start time of a process, from /proc/PID/stat, or nullopt if there is no such
-// process.
-std::optional<std::pair<char, std::string>> process_state(int64_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  if (!std::getline(file, line)) return std::nullopt;
-  // The command's name stands in parentheses and may itself contain some, so the fields start after the last ')'.
-  std::istringstream fields(line.substr(line.rfind(')') + 1));
-  char state = '?';
-  fields >> state;
-  std::string field;
-  for (int i = 4; i <= 22; ++i) fields >> field;
-  return std::make_pair(state, field);
-}
-
-// Returns text that is equal for two processes if they can see each other under /proc.
-std::string process_space() {
-  std::ifstream boot("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(boot, id);
-  std::array<char, 128> link{};
-  const ssize_t length = readlink("/proc/self/ns/pid", link.data(), link.size() - 1);
-  return id + ":" + std::string(link.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
-}
-
-// The number tells the Worlds of one process apart.
-std::string describe_this_process() {
-  const auto state = process_state(getpid());
-  return fmt::format("{} {} {} {} {:x}", getpid(), state.has_value() ? state->second : "?", process_space(),
-                     host_name(), std::random_device()());
-}
-
-// Returns text such as "process 4711 on host node3".
-std::string named(const std::string& description) {
-  std::istringstream in(description);
-  std::string pid, start, space, host;
-  in >> pid >> start >> space >> host;
-  return fmt::format("process {} on host {}", pid, host);
-}
-
-bool process_has_ended(const std::string& description) {
-  std::istringstream in(description);
-  int64_t pid = 0;
-  std::string start;
-  std::string space;
-  in >> pid >> start >> space;
-  if (!in || space != process_space()) return false;
-  const auto state = process_state(pid);
-  return !state.has_value() || state->first == 'Z' || state->first == 'X' || state->second != start;
-}
 
 }  // namespace
 
@@ -184,7 +128,7 @@ void FailureBoard::join() {
   const std::string mend = "so two jobs use one store; give each job its own TESSERA_STORE, MASTER_PORT or TESSERA_JOB";
   if (there != mine) {
     throw std::runtime_error(
-        fmt::format("rank {} of this store has been taken by {}, {}", options_.rank, named(there), mend));
+        fmt::format("rank {} of this store has been taken by {}, {}", options_.rank, named_process(there), mend));
   }
   if (agreed == size) return;
   throw std::runtime_error(fmt::format("rank {} belongs to a world of {} ranks, and the store to one of {}, {}",
