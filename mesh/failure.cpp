@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
-#include <fstream>
 #include <iterator>
 #include <numeric>
 #include <sstream>
@@ -190,9 +189,8 @@ std::optional<Failure> FailureBoard::find_in_store() {
 
 std::optional<Failure> FailureBoard::find_in_file() const {
   if (options_.lost_file.empty()) return std::nullopt;
-  std::ifstream file(options_.lost_file);
-  std::string line;
-  if (!std::getline(file, line) || line.empty()) return std::nullopt;
+  const std::string line = read_note(options_.lost_file);
+  if (line.empty()) return std::nullopt;
   Failure failure{.kind = Failure::Kind::kLost, .rank = -1, .where = {}, .text = line};
   // The line has the form "rank 2 was killed by signal 9".
   std::istringstream words(line);
@@ -234,10 +232,8 @@ std::string FailureBoard::how_it_ended(int64_t rank) {
     return process_has_ended(description) ? fmt::format("the process of rank {} has ended", rank) : "";
   }
   if (options_.lost_file.empty()) return {};
-  std::ifstream file(fmt::format("{}.{}", options_.lost_file, rank));
-  std::string line;
-  if (!std::getline(file, line) || line.empty()) return {};
-  return line + " before it joined the others";
+  const std::string line = read_note(fmt::format("{}.{}", options_.lost_file, rank));
+  return line.empty() ? "" : line + " before it joined the others";
 }
 
 std::optional<Failure> FailureBoard::search(const std::vector<int64_t>& ranks,
