@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
 #include <exception>
 #include <iterator>
 #include <numeric>
@@ -13,11 +11,9 @@
 #include <thread>
 #include <utility>
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/mesh/core/poll.h"
@@ -98,16 +94,6 @@ bool is_own_error(const std::string& text) {
   return std::ranges::any_of(kOwn, [&](std::string_view own) { return text.find(own) != std::string::npos; });
 }
 
-std::string what_is_lacking() {
-  const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  if (fd >= 0) {
-    close(fd);
-    return "";
-  }
-  return fmt::format("this process has no file descriptor left ({}); raise the limit (ulimit -n) or close files",
-                     std::strerror(errno));
-}
-
 FailureBoard::FailureBoard(Options options)
     : options_(std::move(options)),
       store_(!options_.store || never_blocks(*options_.store) ? options_.store
@@ -136,6 +122,7 @@ void FailureBoard::join() {
 
 // Returns whether it succeeded, or there is no store.
 bool FailureBoard::try_in_store(const char* what, const std::function<void()>& body) noexcept {
+  const SpareDescriptor::Loan loan = lend_descriptor();
   try {
     if (store_) body();
     return true;
@@ -169,6 +156,7 @@ void FailureBoard::publish(const Failure& failure, std::chrono::milliseconds pat
 }
 
 std::optional<Failure> FailureBoard::find() noexcept {
+  const SpareDescriptor::Loan loan = lend_descriptor();
   try {
     if (auto found = find_in_store()) return found;
   } catch (const std::exception& error) {
@@ -201,6 +189,7 @@ std::optional<Failure> FailureBoard::find_in_file() const {
 
 std::optional<Failure> FailureBoard::find_ended_process(const std::vector<int64_t>& ranks) {
   if (!store_) return std::nullopt;
+  const SpareDescriptor::Loan loan = lend_descriptor();
   for (const int64_t rank : ranks) {
     if (rank == options_.rank) continue;
     const std::string text = how_it_ended(rank);
@@ -295,6 +284,7 @@ void FailureBoard::let_others_look() {
 std::string FailureBoard::who_is_missing(const std::vector<int64_t>& ranks,
                                          std::chrono::milliseconds patience) noexcept {
   std::optional<Missing> missing;
+  const SpareDescriptor::Loan loan = lend_descriptor();
   try {
     const auto deadline = std::chrono::steady_clock::now() + patience;
     while (store_) {

@@ -12,6 +12,8 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include "tessera/mesh/spare_descriptor.h"
+
 namespace c10d {
 class Store;
 }  // namespace c10d
@@ -50,16 +52,13 @@ bool is_failure_key(const std::string& key);
 // which no other rank has caused.
 bool is_own_error(const std::string& text);
 
-// Returns what this process lacks for any new connection, such as "this process has no file descriptor left (Too many
-// open files); raise the limit (ulimit -n)", or "". Libraries often report something else then.
-std::string what_is_lacking();
-
 // Through this class one rank records and looks up the job's failure: in a local flag, in a record in the store, and in
 // the file in which a launcher notes a rank that it saw die.
 //
 // Invariants:
 //   - failure() never changes once failed() is true, and the store keeps the first record written to it.
 //   - No call but the constructor waits for a store that does not answer for longer than a second at a time.
+//   - What a call needs to look it up can be opened by a process that has used up its file descriptors, too.
 //
 // Several threads may call it at once.
 class FailureBoard {
@@ -80,6 +79,11 @@ class FailureBoard {
   bool failed() const noexcept { return failed_.load(); }
   // Returns the failure that this rank has acknowledged. Call it only after failed().
   Failure failure() const;
+
+  // Returns SpareDescriptor::what_is_lacking() of this process.
+  std::string what_is_lacking() { return spare_.what_is_lacking(); }
+  // While the result lives, this process can open one file.
+  SpareDescriptor::Loan lend_descriptor() noexcept { return SpareDescriptor::Loan(spare_); }
 
   // Makes `failure` this rank's failure unless it has one already, and notes in the store that this rank knows.
   void acknowledge(const Failure& failure) noexcept;
@@ -126,6 +130,7 @@ class FailureBoard {
 
   const Options options_;
   const c10::intrusive_ptr<c10d::Store> store_;
+  SpareDescriptor spare_;
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;  // guards the rest
   Failure failure_;

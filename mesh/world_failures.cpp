@@ -59,6 +59,7 @@ void World::check_alive() const {
 void World::keep_records(const std::string& failure) const noexcept {
   const std::string& folder = impl_->options.records_folder;
   if (folder.empty() || impl_->records_kept.exchange(true)) return;
+  const SpareDescriptor::Loan loan = impl_->board->lend_descriptor();
   try {
     write_records(folder, {.rank = rank(), .failure = failure, .records = recorder().records()});
   } catch (const std::exception& error) {
@@ -69,22 +70,26 @@ void World::keep_records(const std::string& failure) const noexcept {
 void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
                                        const std::exception& error) {
   FailureBoard& board = *impl_->board;
-  const std::string shortage = what_is_lacking();
-  const std::string library_text = error_text(error) + (shortage.empty() ? "" : "; " + shortage);
+  const std::string own_text = error_text(error), shortage = board.what_is_lacking();
+  const std::string library_text = own_text + (shortage.empty() ? "" : "; " + shortage);
+  bool in_vain = false;
   if (!board.failed()) {
     // After a timeout no rank is taken as lost, and of a WaitError only the awaited ones: other ranks may have ended
     // because they had finished their part.
     const auto* const wait = dynamic_cast<const WaitError*>(&error);
     const bool known = wait != nullptr && wait->cause == WaitError::Cause::kLeft;
-    const bool own = wait == nullptr && (!shortage.empty() || is_own_error(library_text));
-    const bool timeout =
-        !own && (wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(library_text));
+    // A rank that lacks something may nevertheless have lost a peer: what it lacks is the reason only where the library
+    // says so, or where nobody else is found to have failed.
+    const bool own = wait == nullptr && is_own_error(own_text);
+    const bool lacks = wait == nullptr && !shortage.empty();
+    const bool timeout = !own && (wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(own_text));
     const std::vector<int64_t> awaited = timeout ? std::vector<int64_t>() : wait != nullptr ? wait->awaited : ranks;
     std::optional<Failure> found = board.search(awaited, timeout || known || own ? kShortPatience : kSearchPatience);
     if (!found.has_value()) {
-      const std::string text = timeout || known || own ? library_text : "which one is not known";
-      const auto kind = timeout ? Failure::Kind::kTimeout : own ? Failure::Kind::kError : Failure::Kind::kLost;
+      const std::string text = timeout || known || own || lacks ? library_text : "which one is not known";
+      const auto kind = own || lacks ? Failure::Kind::kError : timeout ? Failure::Kind::kTimeout : Failure::Kind::kLost;
       found = Failure{kind, kind == Failure::Kind::kLost ? -1 : rank(), where, text};
+      in_vain = timeout;  // also where this rank lacks something: others may be stopped
     }
     if (found->where.empty()) found->where = where;
     board.publish(*found, std::chrono::milliseconds::zero());
@@ -95,7 +100,7 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
   const Failure failure = board.failure();
   std::string text = to_string(failure);
   const bool unknown = failure.kind == Failure::Kind::kLost && failure.rank < 0;
-  if (failure.kind == Failure::Kind::kTimeout || unknown) {
+  if (failure.kind == Failure::Kind::kTimeout || unknown || in_vain) {
     text += board.who_is_missing(ranks, kLastPatience);
   } else {
     board.wait_until_acknowledged(kLastPatience);

@@ -1,6 +1,7 @@
 // Is a rank of a job in which something fails, for failure_test; the first argument says what, the second which rank
 // fails (the last one, if it is not given). A rank that gets an error prints "error: TEXT"; the rank that fails prints
 // "fault" just before.
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
@@ -14,6 +15,7 @@
 #include <ATen/ATen.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -80,6 +82,10 @@ void stop_for_a_while() {
 
 // Leaves no descriptor for a new group.
 void use_all_descriptors() {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_cur, 1024);  // more would take long
+  setrlimit(RLIMIT_NOFILE, &limit);
   while (::open("/dev/null", O_RDONLY) >= 0) {
   }
 }
@@ -180,6 +186,12 @@ void fail(const std::string& how) {
   }
   if (what == "does not come, and another has left") return fail_after_one_left(mesh, [] { nap(4000); });
   if (what == "exits with 0, and another has left") return fail_after_one_left(mesh, [] { std::_Exit(0); });
+  if (what == "is killed while another lacks descriptors") {
+    if (world->rank() == 1) use_all_descriptors();
+    reduce(mesh);
+    return run(
+        *world, [] { std::raise(SIGKILL); }, wait);
+  }
   const std::map<std::string, std::function<void()>> faults = {
       {"throws", [&] { throw_in_callback(*world); }},
       {"is killed", [] { std::raise(SIGKILL); }},

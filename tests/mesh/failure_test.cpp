@@ -351,6 +351,17 @@ TEST_CASE("a rank lacks descriptors for a new group: this is its own error, and 
   CHECK(job.all().find("a peer was lost") == std::string::npos);
 }
 
+TEST_CASE("a rank is killed while another one lacks descriptors: both others name the one that was killed") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  const PrivateFolder records;
+  const std::string lost = "a peer was lost: rank 0 was killed by signal 9";
+  const Job job =
+      run_job("is killed while another lacks descriptors", 3, {{"TESSERA_RECORDS", records.path()}}, {.victim = "0"});
+  check_others_ended(job, 3, {kWhere, lost}, 0);
+  // The one that lacks descriptors writes its records all the same.
+  CHECK(read_all_records(records.path()).size() == 2);
+}
+
 TEST_CASE("a rank throws on a full disk: the others get its text all the same") {
   TESSERA_SKIP_WITHOUT_MPI();
   const SmallDisk disk;
