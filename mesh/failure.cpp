@@ -4,6 +4,7 @@
 #include <array>
 #include <exception>
 #include <iterator>
+#include <new>
 #include <numeric>
 #include <sstream>
 #include <stdexcept>
@@ -16,6 +17,7 @@
 #include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/poll.h"
 #include "tessera/mesh/core/within.h"
 #include "tessera/mesh/process_state.h"
@@ -74,10 +76,12 @@ std::optional<Failure> decode_failure(const std::string& text) {
 bool is_failure_key(const std::string& key) { return key.find("tessera/failure") != std::string::npos; }
 
 bool is_own_error(const std::string& text) {
-  // The texts of the errno values that say what this process or its host lacks, and of CUDA's errors.
-  static constexpr std::array<std::string_view, 14> kOwn = {
+  // The texts of the errno values that say what this process or its host lacks, of the standard library's error for
+  // want of memory, and of CUDA's errors.
+  static constexpr std::array<std::string_view, 15> kOwn = {
       "Too many open files",
       "Cannot allocate memory",
+      "std::bad_alloc",
       "Cannot assign requested address",
       "No space left on device",
       "Disk quota exceeded",
@@ -92,6 +96,10 @@ bool is_own_error(const std::string& text) {
       "Unable to find address",
   };
   return std::ranges::any_of(kOwn, [&](std::string_view own) { return text.find(own) != std::string::npos; });
+}
+
+bool is_own_error(const std::exception& error) {
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr || is_own_error(error_text(error));
 }
 
 FailureBoard::FailureBoard(Options options)

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -51,6 +52,8 @@ bool is_failure_key(const std::string& key);
 // Says whether the text of an error is that of a system call or device of this process, such as "Too many open files",
 // which no other rank has caused.
 bool is_own_error(const std::string& text);
+// Says the same of an error, by its type or its text: memory that cannot be had is this process's own lack.
+bool is_own_error(const std::exception& error);
 
 // Through this class one rank records and looks up the job's failure: in a local flag, in a record in the store, and in
 // the file in which a launcher notes a rank that it saw die.

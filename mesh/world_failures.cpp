@@ -80,7 +80,7 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
     const bool known = wait != nullptr && wait->cause == WaitError::Cause::kLeft;
     // A rank that lacks something may nevertheless have lost a peer: what it lacks is the reason only where the library
     // says so, or where nobody else is found to have failed.
-    const bool own = wait == nullptr && is_own_error(own_text);
+    const bool own = wait == nullptr && is_own_error(error);
     const bool lacks = wait == nullptr && !shortage.empty();
     const bool timeout = !own && (wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(own_text));
     const std::vector<int64_t> awaited = timeout ? std::vector<int64_t>() : wait != nullptr ? wait->awaited : ranks;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "tessera/mesh/backends/backend_group.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
@@ -224,6 +226,19 @@ TEST_CASE("a failed world throws the same text for every later collective") {
   check_refused<std::runtime_error>([&] { world->check_alive(); }, text);
   const auto record = decode_failure(options.store->get_to_str("tessera/failure"));
   CHECK(record == Failure{Failure::Kind::kError, 1, "loss callback", "an exception that is not a std::exception"});
+}
+
+TEST_CASE("a rank that gets no memory says so, and takes no peer for lost") {
+  WorldOptions options = options_of(1, 2);
+  options.store = c10::make_intrusive<c10d::HashStore>();
+  options.make_group = [](const GroupRequest&) -> BackendGroup { throw std::bad_array_new_length(); };
+  const auto world = World::create(options);
+  const std::string failed = "rank 1 failed in making a process group: std::bad_array_new_length";
+  check_refused<std::runtime_error>([&] { world->group({0, 1}, c10::kCPU); }, failed);
+  CHECK(decode_failure(options.store->get_to_str("tessera/failure"))->kind == Failure::Kind::kError);
+  CHECK(is_own_error(std::bad_alloc()));
+  CHECK(is_own_error("Caught in a backend: std::bad_alloc"));
+  CHECK_FALSE(is_own_error(std::runtime_error("Connection closed by peer")));
 }
 
 TEST_CASE("a record of a failure survives the store, whatever is in its text") {
