@@ -110,7 +110,7 @@ FailureBoard::FailureBoard(Options options)
 }
 
 // Claims this rank's place. Two jobs that use one store by mistake are found here: they have a rank in common, or
-// different sizes.
+// different sizes. Other ranks of both may have places that do not clash, and would make one job of the two.
 void FailureBoard::join() {
   const std::string mine = describe_this_process(), size = std::to_string(options_.size);
   const auto claim = [store = options_.store, key = process_key(options_.rank), mine, size] {
@@ -118,14 +118,17 @@ void FailureBoard::join() {
   };
   const auto [there, agreed] =
       never_blocks(*store_) ? claim() : within(options_.timeout, "joining the other ranks in the store", claim);
-  const std::string mend = "so two jobs use one store; give each job its own TESSERA_STORE, MASTER_PORT or TESSERA_JOB";
-  if (there != mine) {
-    throw std::runtime_error(
-        fmt::format("rank {} of this store has been taken by {}, {}", options_.rank, named_process(there), mend));
-  }
-  if (agreed == size) return;
-  throw std::runtime_error(fmt::format("rank {} belongs to a world of {} ranks, and the store to one of {}, {}",
-                                       options_.rank, size, agreed, mend));
+  if (there == mine && agreed == size) return;
+  const std::string what = there != mine
+                               ? fmt::format("rank {} of this store has been taken by {}, and {} came as this rank too",
+                                             options_.rank, named_process(there), named_process(mine))
+                               : fmt::format("rank {} belongs to a world of {} ranks, and the store to one of {}",
+                                             options_.rank, size, agreed);
+  const std::string text =
+      what + ", so two jobs use one store; give each job its own TESSERA_STORE, MASTER_PORT or TESSERA_JOB";
+  publish({.kind = Failure::Kind::kError, .rank = options_.rank, .where = "joining the other ranks", .text = text},
+          kStoreAnswers);
+  throw std::runtime_error(text);
 }
 
 // Returns whether it succeeded, or there is no store.

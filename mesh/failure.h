@@ -76,7 +76,8 @@ class FailureBoard {
     bool rank_0_serves_store = false;  // a TCPStore in rank 0's process
   };
   // Writes this process's host, id and start time to the store, from which other ranks on the same host can see that it
-  // has ended. Throws std::runtime_error when another process has joined as this rank, or the ranks of another world.
+  // has ended. When another process has joined as this rank, or the ranks of another world, this is the job's failure:
+  // it is published, and std::runtime_error is thrown.
   explicit FailureBoard(Options options);
 
   bool failed() const noexcept { return failed_.load(); }

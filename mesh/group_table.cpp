@@ -78,13 +78,23 @@ c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ra
   // The watch starts before the group is made, so that a failure during that is seen.
   start_watch(ranks);
   BackendGroup made = make(key);
-  if (options_.size > 1 && !options_.fake) options_.board->remember(ranks);
+  if (options_.size > 1 && !options_.fake) {
+    options_.board->remember(ranks);
+    throw_if_mixed();
+  }
   spdlog::debug("rank {}: made the group of ranks [{}]", options_.rank, fmt::join(ranks, ", "));
   const std::lock_guard lock(mutex_);
   const auto inserted = groups_.emplace(key, std::move(made)).first;
   // If the job has failed meanwhile, close_all() has not closed this group.
   if (options_.board->failed()) inserted->second.close();
   return inserted->second.backend;
+}
+
+// The ranks of a group may belong to two jobs that use one store; each has found its place free. Those whose places
+// were taken have written a failure, which a short job would not wait for.
+void GroupTable::throw_if_mixed() const {
+  const std::optional<Failure> found = options_.board->find();
+  if (found.has_value()) throw std::runtime_error(to_string(*found));
 }
 
 void GroupTable::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device,

@@ -388,7 +388,7 @@ TEST_CASE("when a job fails, every rank that is alive writes its records, which 
   CHECK(killed.find("There are no records of ranks 0.") != std::string::npos);
 }
 
-TEST_CASE("two jobs on one store: the second one ends with an error, and the first goes on") {
+TEST_CASE("two jobs on one store: the second one ends with an error, and so does the first") {
   if (is_over_mpi()) TESSERA_SKIP("the store is the same over MPI");
   const PrivateFolder folder;
   Job first;
@@ -401,6 +401,37 @@ TEST_CASE("two jobs on one store: the second one ends with an error, and the fir
   running.join();
   CHECK(second.exit_code != 0);
   CAPTURE(second.output);
-  CHECK(second.output.find("rank 0 of this store has been taken by process ") != std::string::npos);
-  CHECK(first.result.ok());
+  const std::string taken = "rank 0 of this store has been taken by process ";
+  CHECK(second.output.find(taken) != std::string::npos);
+  const std::string all = first.all();
+  CAPTURE(all);
+  CHECK_FALSE(first.result.ok());
+  for (const int64_t rank : {0, 1}) {
+    REQUIRE_FALSE(first.starting_with(rank, "error: ").empty());
+    CHECK(first.starting_with(rank, "error: ")[0].text.find(taken) != std::string::npos);
+  }
+}
+
+TEST_CASE("two jobs come to one store at once: ranks of both do not make one job, and all end") {
+  if (is_over_mpi()) TESSERA_SKIP("the store is the same over MPI");
+  const PrivateFolder folder;
+  const auto start = [&](const std::string& job, int64_t rank, const std::string& how) {
+    return fmt::format(
+        "TESSERA_RANK={} TESSERA_WORLD_SIZE=2 TESSERA_TIMEOUT=20 TESSERA_STORE={}/store tests/mesh/failing_job '{}' "
+        "> {}/{}{} 2>&1 || echo {}{} failed",
+        rank, folder.path(), how, folder.path(), job, rank, job, rank);
+  };
+  // Rank 0 of one job and rank 1 of the other one have joined when the other two come.
+  const std::string joined = fmt::format("ls {}/store 2> /dev/null | grep -c 'process%2f[01]@1$'", folder.path());
+  const testing::ShellOutcome out = testing::shell(
+      fmt::format("({}) & ({}) & for i in $(seq 300); do [ \"$({})\" = 2 ] && break; sleep 0.05; done; ({}) & ({}) & "
+                  "wait; cat {}/[AB][01]",
+                  start("A", 0, "ends well after a while"), start("B", 1, "ends well after a while"), joined,
+                  start("A", 1, "ends well"), start("B", 0, "ends well"), folder.path()));
+  CAPTURE(out.output);
+  for (const std::string who : {"A0", "A1", "B0", "B1"}) {
+    CAPTURE(who);
+    CHECK(out.output.find(who + " failed") != std::string::npos);
+  }
+  CHECK(out.output.find("so two jobs use one store") != std::string::npos);
 }
