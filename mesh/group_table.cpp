@@ -205,12 +205,16 @@ void GroupTable::close_after_failure(const std::stop_token& stop) {
   auto period = kWatchPeriod;
   while (!wake.wait_for(lock, stop, period, [&] { return stop.stop_requested(); })) {
     if (stop.stop_requested()) return;
+    bool is_new = false;
     if (!options_.board->failed()) {
       const std::optional<Failure> found = options_.board->find();
       if (!found.has_value()) continue;
       options_.board->acknowledge(*found);
+      is_new = true;
     }
-    if (close_all()) return;
+    const bool closed = close_all();
+    if (is_new && options_.on_failure) options_.on_failure();  // last, since ranks wait for the groups to close
+    if (closed) return;
     period = kClosePeriod;
   }
 }

@@ -43,8 +43,9 @@ class GroupTable {
     bool fake = false;
     CpuBackend cpu_backend = CpuBackend::kGloo;
     bool gloo_for_cuda = false;
-    MakeGroup make_group;        // when set, makes the groups instead of cpu_backend and NCCL
-    std::function<bool()> busy;  // returns whether another thread of this rank is in a collective
+    MakeGroup make_group;              // when set, makes the groups instead of cpu_backend and NCCL
+    std::function<bool()> busy;        // returns whether another thread of this rank is in a collective
+    std::function<void()> on_failure;  // called by the watch when it has acknowledged a failure that it found
   };
   explicit GroupTable(Options options);
   ~GroupTable();

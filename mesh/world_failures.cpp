@@ -1,5 +1,6 @@
 // Implements how a World fails, and what its ranks say about it.
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -51,17 +52,27 @@ void World::fail(const std::string& where, const std::string& text) noexcept {
 void World::check_alive() const {
   if (!impl_->board->failed()) [[likely]]
     return;
-  const std::string text = fmt::format("rank {}: the job has failed: {}", rank(), to_string(impl_->board->failure()));
+  const std::string text = impl_->failed_text();
   keep_records(text);
   throw std::runtime_error(text);
 }
 
+std::string World::Impl::failed_text() const {
+  return fmt::format("rank {}: the job has failed: {}", options.rank, to_string(board->failure()));
+}
+
 void World::keep_records(const std::string& failure) const noexcept {
-  const std::string& folder = impl_->options.records_folder;
-  if (folder.empty() || impl_->records_kept.exchange(true)) return;
-  const SpareDescriptor::Loan loan = impl_->board->lend_descriptor();
+  impl_->keep_records(*recorder_, failure, /*may_change=*/false);
+}
+
+void World::Impl::keep_records(const Recorder& recorder, const std::string& failure, bool may_change) noexcept {
+  if (options.records_folder.empty()) return;
+  const std::lock_guard lock(records_mutex);
+  if (records_kept) return;
+  records_kept = !may_change;
+  const SpareDescriptor::Loan loan = board->lend_descriptor();
   try {
-    write_records(folder, {.rank = rank(), .failure = failure, .records = recorder().records()});
+    write_records(options.records_folder, {.rank = options.rank, .failure = failure, .records = recorder.records()});
   } catch (const std::exception& error) {
     spdlog::warn("{}", error.what());  // the failure itself matters more
   }

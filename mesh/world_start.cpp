@@ -128,10 +128,13 @@ uint64_t next_world_id() {
 
 World::World(WorldOptions options)
     : recorder_(std::make_unique<Recorder>(options.rank, options.recorder_capacity)),
-      impl_(std::make_unique<Impl>(std::move(options))) {
+      impl_(std::make_unique<Impl>(std::move(options), [this] {
+        // A thread that is in a collective says later where it was.
+        impl_->keep_records(*recorder_, impl_->failed_text(), impl_->busy());
+      })) {
   if (impl_->has_peers() && rank() == 0) store()->set(kLocalSizeKey, std::to_string(local_size()));
 }
-World::~World() = default;
+World::~World() { impl_->groups.end_watch(); }  // it uses the members
 
 std::shared_ptr<World> World::create(WorldOptions options) {
   check_options(options);

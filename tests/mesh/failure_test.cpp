@@ -255,13 +255,21 @@ TEST_CASE("a rank that has done its part and left is not blamed for one that doe
 
 TEST_CASE("a rank that does not come: the others name it when the time limit is over") {
   TESSERA_SKIP_WITHOUT_MPI();
-  const Job job = run_job("does not come", 3, {{"TESSERA_TIMEOUT", "2"}});
+  const PrivateFolder folder;
+  const Job job = run_job("does not come", 3, {{"TESSERA_TIMEOUT", "2"}, {"TESSERA_RECORDS", folder.path()}});
   check_others_ended(job, 3, {kWhere, "waited in vain in aten::mm: all_reduce on mesh dimension tp"});
   for (const int64_t rank : {0, 1}) {
     const std::string said = job.starting_with(rank, "error: ").at(0).text;
     CAPTURE(said);
     CHECK(said.find("; ranks [2] did not come to it") != std::string::npos);
   }
+  // The one that does not come writes its records too, by the thread that watches for a failure.
+  const std::vector<RankRecords> records = read_all_records(folder.path());
+  REQUIRE(records.size() == 3);
+  CHECK(records[2].failure.find("rank 2: the job has failed: rank ") != std::string::npos);
+  const std::string text = where_ranks_part(records);
+  CAPTURE(text);
+  CHECK(text.find("  rank 2 did not come to it") != std::string::npos);
 }
 
 TEST_CASE("rank 0 dies, which serves the store: the others name it") {
@@ -377,6 +385,7 @@ TEST_CASE("when a job fails, every rank that is alive writes its records, which 
   const std::vector<RankRecords> thrown = read_all_records(folder.path());
   REQUIRE(thrown.size() == 3);
   for (const RankRecords& one : thrown) CHECK(one.failure.find(kThrown) != std::string::npos);
+  for (const std::size_t rank : {0, 1}) CHECK(thrown[rank].failure.find(kWhere) != std::string::npos);
   const std::string text = where_ranks_part(thrown);
   CAPTURE(text);
   CHECK(text.starts_with("The ranks first part in collective 2 on mesh dimension tp of ranks 0, 1, 2:\n"));
