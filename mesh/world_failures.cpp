@@ -92,13 +92,15 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
     // A rank that lacks something may nevertheless have lost a peer: what it lacks is the reason only where the library
     // says so, or where nobody else is found to have failed.
     const bool own = wait == nullptr && is_own_error(error);
-    const bool lacks = wait == nullptr && !shortage.empty();
+    const bool is_short = wait == nullptr && !shortage.empty();
     const bool timeout = !own && (wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(own_text));
     const std::vector<int64_t> awaited = timeout ? std::vector<int64_t>() : wait != nullptr ? wait->awaited : ranks;
     std::optional<Failure> found = board.search(awaited, timeout || known || own ? kShortPatience : kSearchPatience);
     if (!found.has_value()) {
-      const std::string text = timeout || known || own || lacks ? library_text : "which one is not known";
-      const auto kind = own || lacks ? Failure::Kind::kError : timeout ? Failure::Kind::kTimeout : Failure::Kind::kLost;
+      const std::string text = timeout || known || own || is_short ? library_text : "which one is not known";
+      const auto kind = own || is_short ? Failure::Kind::kError
+                        : timeout       ? Failure::Kind::kTimeout
+                                        : Failure::Kind::kLost;
       found = Failure{kind, kind == Failure::Kind::kLost ? -1 : rank(), where, text};
       in_vain = timeout;  // also where this rank lacks something: others may be stopped
     }

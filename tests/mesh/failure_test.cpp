@@ -3,136 +3,25 @@
 #include <chrono>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
 #include <sys/mount.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "tessera/inspect/parting.h"
 #include "tessera/mesh/record_file.h"
-#include "tessera/tests/harness/over_mpi.h"
-#include "tessera/tests/harness/shell.h"
 #include "tessera/tests/harness/skip.h"
-#include "tessera/tests/mesh/free_port.h"
-#include "tessera/tools/launcher/mpi_job.h"
+#include "tessera/tests/mesh/failing_jobs.h"
 #include "tessera/tools/launcher/private_folder.h"
-#include "tessera/tools/launcher/process_group.h"
 
 using namespace tessera;
-using tessera::testing::is_over_mpi;
+using namespace tessera::testing;
 using Clock = std::chrono::steady_clock;
 
 namespace {
-
-struct Line {
-  Clock::time_point time;
-  std::string text;
-};
-
-struct Job {
-  std::map<int64_t, std::vector<Line>> lines;  // keyed by rank
-  std::map<int64_t, Clock::time_point> ended;  // when each rank's process had ended by itself
-  ProcessGroupResult result;
-
-  std::vector<Line> starting_with(int64_t rank, const std::string& start) const {
-    std::vector<Line> found;
-    if (!lines.contains(rank)) return found;
-    for (const Line& line : lines.at(rank)) {
-      if (line.text.starts_with(start)) found.push_back(line);
-    }
-    return found;
-  }
-
-  std::string all() const {
-    std::string text;
-    for (const auto& [rank, written] : lines) {
-      for (const Line& line : written) text += fmt::format("[{}] {}\n", rank, line.text);
-    }
-    return text;
-  }
-};
-
-// Skips a test over MPI where the build has none.
-#define TESSERA_SKIP_WITHOUT_MPI() \
-  if (is_over_mpi() && !testing::why_no_mpi().empty()) TESSERA_SKIP_MISSING(testing::why_no_mpi())
-
-struct Where {
-  std::string victim;  // empty: the last rank
-  std::string folder;  // of the store; empty: a new one
-};
-
-Job run_job(const std::string& how, int64_t size, std::map<std::string, std::string> environment = {},
-            const Where& where = {}) {
-  const PrivateFolder folder;
-  std::vector<std::string> command = {"tests/mesh/failing_job", how};
-  if (!where.victim.empty()) command.push_back(where.victim);
-  std::optional<MpiJob> mpi;
-  if (is_over_mpi()) mpi.emplace(size);
-  Job job;
-  job.result = run_process_group({
-      .command = command,
-      .size = size,
-      .store_path = (where.folder.empty() ? folder.path() : where.folder) + "/store",
-      .environment = std::move(environment),
-      .rank_variables = [&](int64_t rank) { return mpi ? mpi->variables(rank) : std::map<std::string, std::string>(); },
-      .time_limit = std::chrono::seconds(50),
-      .grace = how.starts_with("is stopped") ? std::chrono::milliseconds(2500) : std::chrono::milliseconds(4000),
-      .is_done =
-          [&](int64_t rank) {
-            job.ended[rank] = Clock::now();
-            return true;
-          },
-      .sinks = {.on_line =
-                    [&](int64_t rank, OutputStream, std::string_view line) {
-                      job.lines[rank].push_back({Clock::now(), std::string(line)});
-                    }},
-  });
-  return job;
-}
-
-// Checks that every rank but the victim, which is the last one if it is not given, got an error with each of `parts`
-// within `seconds` of the fault, and the same failure again at its next collective.
-void check_others_ended(const Job& job, int64_t size, const std::vector<std::string>& parts, int64_t victim = -1,
-                        double seconds = 5) {
-  const std::string all = job.all();
-  INFO(all);
-  CHECK_FALSE(job.result.timed_out);
-  if (victim < 0) victim = size - 1;
-  const std::vector<Line> fault = job.starting_with(victim, "fault");
-  REQUIRE(fault.size() == 1);
-  for (int64_t rank = 0; rank < size; ++rank) {
-    if (rank == victim) continue;
-    CAPTURE(rank);
-    const std::vector<Line> errors = job.starting_with(rank, "error: ");
-    REQUIRE(errors.size() == 2);
-    CHECK(std::chrono::duration<double>(errors[0].time - fault[0].time).count() < seconds);
-    CHECK(errors[0].text.find(fmt::format("rank {}", rank)) != std::string::npos);
-    CHECK(errors[1].text.find("the job has failed") != std::string::npos);
-    for (const std::string& part : parts) {
-      CAPTURE(part);
-      CHECK(errors[0].text.find(part) != std::string::npos);
-    }
-    // The last part is the reason.
-    CHECK(errors[1].text.find(parts.back()) != std::string::npos);
-  }
-}
-
-// Ranks that count as being on hosts of their own meet at a port.
-std::map<std::string, std::string> tcp_store() {
-  return {{"TESSERA_STORE", ""},
-          {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", std::to_string(testing::free_port())},
-          {"LOCAL_RANK", "0"},
-          {"LOCAL_WORLD_SIZE", "1"}};
-}
 
 // Mounts a file system of half a megabyte.
 class SmallDisk {
@@ -395,52 +284,4 @@ TEST_CASE("when a job fails, every rank that is alive writes its records, which 
   const std::string killed = where_ranks_part(read_all_records(other.path()));
   CAPTURE(killed);
   CHECK(killed.find("There are no records of ranks 0.") != std::string::npos);
-}
-
-TEST_CASE("two jobs on one store: the second one ends with an error, and so does the first") {
-  if (is_over_mpi()) TESSERA_SKIP("the store is the same over MPI");
-  const PrivateFolder folder;
-  Job first;
-  std::thread running([&] { first = run_job("ends late", 2, {}, {.victim = {}, .folder = folder.path()}); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-  // Calls from several threads run one after the other, so the second job starts by itself.
-  const testing::ShellOutcome second =
-      testing::shell("TESSERA_RANK=0 TESSERA_WORLD_SIZE=2 TESSERA_STORE=" + folder.path() +
-                     "/store tests/mesh/failing_job 'ends well' 2>&1");
-  running.join();
-  CHECK(second.exit_code != 0);
-  CAPTURE(second.output);
-  const std::string taken = "rank 0 of this store has been taken by process ";
-  CHECK(second.output.find(taken) != std::string::npos);
-  const std::string all = first.all();
-  CAPTURE(all);
-  CHECK_FALSE(first.result.ok());
-  for (const int64_t rank : {0, 1}) {
-    REQUIRE_FALSE(first.starting_with(rank, "error: ").empty());
-    CHECK(first.starting_with(rank, "error: ")[0].text.find(taken) != std::string::npos);
-  }
-}
-
-TEST_CASE("two jobs come to one store at once: ranks of both do not make one job, and all end") {
-  if (is_over_mpi()) TESSERA_SKIP("the store is the same over MPI");
-  const PrivateFolder folder;
-  const auto start = [&](const std::string& job, int64_t rank, const std::string& how) {
-    return fmt::format(
-        "TESSERA_RANK={} TESSERA_WORLD_SIZE=2 TESSERA_TIMEOUT=20 TESSERA_STORE={}/store tests/mesh/failing_job '{}' "
-        "> {}/{}{} 2>&1 || echo {}{} failed",
-        rank, folder.path(), how, folder.path(), job, rank, job, rank);
-  };
-  // Rank 0 of one job and rank 1 of the other one have joined when the other two come.
-  const std::string joined = fmt::format("ls {}/store 2> /dev/null | grep -c 'process%2f[01]@1$'", folder.path());
-  const testing::ShellOutcome out = testing::shell(
-      fmt::format("({}) & ({}) & for i in $(seq 300); do [ \"$({})\" = 2 ] && break; sleep 0.05; done; ({}) & ({}) & "
-                  "wait; cat {}/[AB][01]",
-                  start("A", 0, "ends well after a while"), start("B", 1, "ends well after a while"), joined,
-                  start("A", 1, "ends well"), start("B", 0, "ends well"), folder.path()));
-  CAPTURE(out.output);
-  for (const std::string who : {"A0", "A1", "B0", "B1"}) {
-    CAPTURE(who);
-    CHECK(out.output.find(who + " failed") != std::string::npos);
-  }
-  CHECK(out.output.find("so two jobs use one store") != std::string::npos);
 }
