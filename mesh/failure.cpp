@@ -2,28 +2,25 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
 #include <exception>
-#include <fstream>
 #include <iterator>
+#include <new>
 #include <numeric>
-#include <random>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
 #include <thread>
 #include <utility>
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/poll.h"
 #include "tessera/mesh/core/within.h"
+#include "tessera/mesh/process_state.h"
 #include "tessera/mesh/timed_store.h"
 
 namespace tessera {
@@ -42,62 +39,6 @@ std::string process_key(int64_t rank) { return fmt::format("tessera/process/{}",
 std::string known_key(int64_t rank) { return fmt::format("tessera/failure_known/{}", rank); }
 std::string came_key(int64_t rank) { return fmt::format("tessera/failure_came/{}", rank); }
 std::string looked_key(int64_t rank) { return fmt::format("tessera/failure_looked/{}", rank); }
-
-// Returns the state letter and the start time of a process, from /proc/PID/stat, or nullopt if there is no such
-// process.
-std::optional<std::pair<char, std::string>> process_state(int64_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  if (!std::getline(file, line)) return std::nullopt;
-  // The command's name stands in parentheses and may itself contain some, so the fields start after the last ')'.
-  std::istringstream fields(line.substr(line.rfind(')') + 1));
-  char state = '?';
-  fields >> state;
-  std::string field;
-  for (int i = 4; i <= 22; ++i) fields >> field;
-  return std::make_pair(state, field);
-}
-
-// Returns text that is equal for two processes if they can see each other under /proc.
-std::string process_space() {
-  std::ifstream boot("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(boot, id);
-  std::array<char, 128> link{};
-  const ssize_t length = readlink("/proc/self/ns/pid", link.data(), link.size() - 1);
-  return id + ":" + std::string(link.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
-}
-
-// The number tells the Worlds of one process apart.
-std::string describe_this_process() {
-  const auto state = process_state(getpid());
-  return fmt::format("{} {} {} {} {:x}", getpid(), state.has_value() ? state->second : "?", process_space(),
-                     host_name(), std::random_device()());
-}
-
-// Returns text such as "process 4711 on host node3".
-std::string named(const std::string& description) {
-  std::istringstream in(description);
-  std::string pid, start, space, host;
-  in >> pid >> start >> space >> host;
-  return fmt::format("process {} on host {}", pid, host);
-}
-
-bool process_has_ended(const std::string& description) {
-  std::istringstream in(description);
-  int64_t pid = 0;
-  std::string start;
-  std::string space;
-  in >> pid >> start >> space;
-  if (!in || space != process_space()) return false;
-  const auto state = process_state(pid);
-  return !state.has_value() || state->first == 'Z' || state->first == 'X' || state->second != start;
-}
 
 }  // namespace
 
@@ -135,10 +76,12 @@ std::optional<Failure> decode_failure(const std::string& text) {
 bool is_failure_key(const std::string& key) { return key.find("tessera/failure") != std::string::npos; }
 
 bool is_own_error(const std::string& text) {
-  // The texts of the errno values that say what this process or its host lacks, and of CUDA's errors.
-  static constexpr std::array<std::string_view, 14> kOwn = {
+  // The texts of the errno values that say what this process or its host lacks, of the standard library's error for
+  // want of memory, and of CUDA's errors.
+  static constexpr std::array<std::string_view, 15> kOwn = {
       "Too many open files",
       "Cannot allocate memory",
+      "std::bad_alloc",
       "Cannot assign requested address",
       "No space left on device",
       "Disk quota exceeded",
@@ -155,14 +98,8 @@ bool is_own_error(const std::string& text) {
   return std::ranges::any_of(kOwn, [&](std::string_view own) { return text.find(own) != std::string::npos; });
 }
 
-std::string what_is_lacking() {
-  const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  if (fd >= 0) {
-    close(fd);
-    return "";
-  }
-  return fmt::format("this process has no file descriptor left ({}); raise the limit (ulimit -n) or close files",
-                     std::strerror(errno));
+bool is_own_error(const std::exception& error) {
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr || is_own_error(error_text(error));
 }
 
 FailureBoard::FailureBoard(Options options)
@@ -173,7 +110,7 @@ FailureBoard::FailureBoard(Options options)
 }
 
 // Claims this rank's place. Two jobs that use one store by mistake are found here: they have a rank in common, or
-// different sizes.
+// different sizes. Other ranks of both may have places that do not clash, and would make one job of the two.
 void FailureBoard::join() {
   const std::string mine = describe_this_process(), size = std::to_string(options_.size);
   const auto claim = [store = options_.store, key = process_key(options_.rank), mine, size] {
@@ -181,18 +118,38 @@ void FailureBoard::join() {
   };
   const auto [there, agreed] =
       never_blocks(*store_) ? claim() : within(options_.timeout, "joining the other ranks in the store", claim);
-  const std::string mend = "so two jobs use one store; give each job its own TESSERA_STORE, MASTER_PORT or TESSERA_JOB";
-  if (there != mine) {
-    throw std::runtime_error(
-        fmt::format("rank {} of this store has been taken by {}, {}", options_.rank, named(there), mend));
+  if (there == mine && agreed == size) return;
+  const std::string what = there != mine
+                               ? fmt::format("rank {} of this store has been taken by {}, and {} came as this rank too",
+                                             options_.rank, named_process(there), named_process(mine))
+                               : fmt::format("rank {} belongs to a world of {} ranks, and the store to one of {}",
+                                             options_.rank, size, agreed);
+  const std::string text =
+      what + ", so two jobs use one store; give each job its own TESSERA_STORE, MASTER_PORT or TESSERA_JOB";
+  if (!is_old_job(agreed)) {
+    publish({.kind = Failure::Kind::kError, .rank = options_.rank, .where = "joining the other ranks", .text = text},
+            kStoreAnswers);
   }
-  if (agreed == size) return;
-  throw std::runtime_error(fmt::format("rank {} belongs to a world of {} ranks, and the store to one of {}, {}",
-                                       options_.rank, size, agreed, mend));
+  throw std::runtime_error(text);
+}
+
+// Says whether a world of `size` ranks, all of which have joined, did so longer ago than a rank of this job would have
+// waited for this one: then it has none of this job's ranks, and goes on.
+bool FailureBoard::is_old_job(const std::string& size) noexcept {
+  bool is_old = false;
+  try_in_store("looking at the ranks that have joined", [&] {
+    for (int64_t rank = 0; rank < std::stoll(size); ++rank) {
+      if (!store_->check({process_key(rank)}) || age_of(store_->get_to_str(process_key(rank))) <= options_.timeout)
+        return;
+    }
+    is_old = true;
+  });
+  return is_old;
 }
 
 // Returns whether it succeeded, or there is no store.
 bool FailureBoard::try_in_store(const char* what, const std::function<void()>& body) noexcept {
+  const SpareDescriptor::Loan loan = lend_descriptor();
   try {
     if (store_) body();
     return true;
@@ -226,6 +183,7 @@ void FailureBoard::publish(const Failure& failure, std::chrono::milliseconds pat
 }
 
 std::optional<Failure> FailureBoard::find() noexcept {
+  const SpareDescriptor::Loan loan = lend_descriptor();
   try {
     if (auto found = find_in_store()) return found;
   } catch (const std::exception& error) {
@@ -246,9 +204,8 @@ std::optional<Failure> FailureBoard::find_in_store() {
 
 std::optional<Failure> FailureBoard::find_in_file() const {
   if (options_.lost_file.empty()) return std::nullopt;
-  std::ifstream file(options_.lost_file);
-  std::string line;
-  if (!std::getline(file, line) || line.empty()) return std::nullopt;
+  const std::string line = read_note(options_.lost_file);
+  if (line.empty()) return std::nullopt;
   Failure failure{.kind = Failure::Kind::kLost, .rank = -1, .where = {}, .text = line};
   // The line has the form "rank 2 was killed by signal 9".
   std::istringstream words(line);
@@ -259,6 +216,7 @@ std::optional<Failure> FailureBoard::find_in_file() const {
 
 std::optional<Failure> FailureBoard::find_ended_process(const std::vector<int64_t>& ranks) {
   if (!store_) return std::nullopt;
+  const SpareDescriptor::Loan loan = lend_descriptor();
   for (const int64_t rank : ranks) {
     if (rank == options_.rank) continue;
     const std::string text = how_it_ended(rank);
@@ -290,10 +248,8 @@ std::string FailureBoard::how_it_ended(int64_t rank) {
     return process_has_ended(description) ? fmt::format("the process of rank {} has ended", rank) : "";
   }
   if (options_.lost_file.empty()) return {};
-  std::ifstream file(fmt::format("{}.{}", options_.lost_file, rank));
-  std::string line;
-  if (!std::getline(file, line) || line.empty()) return {};
-  return line + " before it joined the others";
+  const std::string line = read_note(fmt::format("{}.{}", options_.lost_file, rank));
+  return line.empty() ? "" : line + " before it joined the others";
 }
 
 std::optional<Failure> FailureBoard::search(const std::vector<int64_t>& ranks,
@@ -355,6 +311,7 @@ void FailureBoard::let_others_look() {
 std::string FailureBoard::who_is_missing(const std::vector<int64_t>& ranks,
                                          std::chrono::milliseconds patience) noexcept {
   std::optional<Missing> missing;
+  const SpareDescriptor::Loan loan = lend_descriptor();
   try {
     const auto deadline = std::chrono::steady_clock::now() + patience;
     while (store_) {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -11,6 +12,8 @@
 #include <vector>
 
 #include <c10/util/intrusive_ptr.h>
+
+#include "tessera/mesh/spare_descriptor.h"
 
 namespace c10d {
 class Store;
@@ -49,10 +52,8 @@ bool is_failure_key(const std::string& key);
 // Says whether the text of an error is that of a system call or device of this process, such as "Too many open files",
 // which no other rank has caused.
 bool is_own_error(const std::string& text);
-
-// Returns what this process lacks for any new connection, such as "this process has no file descriptor left (Too many
-// open files); raise the limit (ulimit -n)", or "". Libraries often report something else then.
-std::string what_is_lacking();
+// Says the same of an error, by its type or its text: memory that cannot be had is this process's own lack.
+bool is_own_error(const std::exception& error);
 
 // Through this class one rank records and looks up the job's failure: in a local flag, in a record in the store, and in
 // the file in which a launcher notes a rank that it saw die.
@@ -60,6 +61,7 @@ std::string what_is_lacking();
 // Invariants:
 //   - failure() never changes once failed() is true, and the store keeps the first record written to it.
 //   - No call but the constructor waits for a store that does not answer for longer than a second at a time.
+//   - What a call needs to look it up can be opened by a process that has used up its file descriptors, too.
 //
 // Several threads may call it at once.
 class FailureBoard {
@@ -74,12 +76,18 @@ class FailureBoard {
     bool rank_0_serves_store = false;  // a TCPStore in rank 0's process
   };
   // Writes this process's host, id and start time to the store, from which other ranks on the same host can see that it
-  // has ended. Throws std::runtime_error when another process has joined as this rank, or the ranks of another world.
+  // has ended. When another process has joined as this rank, or the ranks of another world, std::runtime_error is
+  // thrown; it is published as the job's failure too, unless the ranks that are there joined longer ago than `timeout`.
   explicit FailureBoard(Options options);
 
   bool failed() const noexcept { return failed_.load(); }
   // Returns the failure that this rank has acknowledged. Call it only after failed().
   Failure failure() const;
+
+  // Returns SpareDescriptor::what_is_lacking() of this process.
+  std::string what_is_lacking() { return spare_.what_is_lacking(); }
+  // While the result lives, this process can open one file.
+  SpareDescriptor::Loan lend_descriptor() noexcept { return SpareDescriptor::Loan(spare_); }
 
   // Makes `failure` this rank's failure unless it has one already, and notes in the store that this rank knows.
   void acknowledge(const Failure& failure) noexcept;
@@ -107,6 +115,7 @@ class FailureBoard {
 
  private:
   void join();
+  bool is_old_job(const std::string& size) noexcept;
   std::optional<Failure> find_in_store();
   std::optional<Failure> find_in_file() const;
   std::optional<Failure> find_ended_process(const std::vector<int64_t>& ranks);
@@ -126,6 +135,7 @@ class FailureBoard {
 
   const Options options_;
   const c10::intrusive_ptr<c10d::Store> store_;
+  SpareDescriptor spare_;
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;  // guards the rest
   Failure failure_;

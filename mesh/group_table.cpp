@@ -96,13 +96,23 @@ c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ra
   // The watch starts before the group is made, so that a failure during that is seen.
   start_watch(ranks);
   BackendGroup made = make(key);
-  if (options_.size > 1 && !options_.fake) options_.board->remember(ranks);
+  if (options_.size > 1 && !options_.fake) {
+    options_.board->remember(ranks);
+    throw_if_mixed();
+  }
   spdlog::debug("rank {}: made the group of ranks [{}]", options_.rank, fmt::join(ranks, ", "));
   const std::lock_guard lock(mutex_);
   const auto inserted = groups_.emplace(key, std::move(made)).first;
   // If the job has failed meanwhile, close_all() has not closed this group.
   if (options_.board->failed()) inserted->second.close();
   return inserted->second.backend;
+}
+
+// The ranks of a group may belong to two jobs that use one store; each has found its place free. Those whose places
+// were taken have written a failure, which a short job would not wait for.
+void GroupTable::throw_if_mixed() const {
+  const std::optional<Failure> found = options_.board->find();
+  if (found.has_value()) throw std::runtime_error(to_string(*found));
 }
 
 void GroupTable::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device,
@@ -213,12 +223,16 @@ void GroupTable::close_after_failure(const std::stop_token& stop) {
   auto period = kWatchPeriod;
   while (!wake.wait_for(lock, stop, period, [&] { return stop.stop_requested(); })) {
     if (stop.stop_requested()) return;
+    bool is_new = false;
     if (!options_.board->failed()) {
       const std::optional<Failure> found = options_.board->find();
       if (!found.has_value()) continue;
       options_.board->acknowledge(*found);
+      is_new = true;
     }
-    if (close_all()) return;
+    const bool closed = close_all();
+    if (is_new && options_.on_failure) options_.on_failure();  // last, since ranks wait for the groups to close
+    if (closed) return;
     period = kClosePeriod;
   }
 }

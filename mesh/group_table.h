@@ -45,8 +45,9 @@ class GroupTable {
     bool fake = false;
     CpuBackend cpu_backend = CpuBackend::kGloo;
     bool gloo_for_cuda = false;
-    MakeGroup make_group;        // when set, makes the groups instead of cpu_backend and NCCL
-    std::function<bool()> busy;  // returns whether another thread of this rank is in a collective
+    MakeGroup make_group;              // when set, makes the groups instead of cpu_backend and NCCL
+    std::function<bool()> busy;        // returns whether another thread of this rank is in a collective
+    std::function<void()> on_failure;  // called by the watch when it has acknowledged a failure that it found
   };
   explicit GroupTable(Options options);
   ~GroupTable();
@@ -61,7 +62,8 @@ class GroupTable {
   // that is not positive.
   GroupOptions normalized(GroupOptions options, c10::DeviceType device) const;
   // Returns the group of `ranks`, which must include this rank; `options` come from normalized(). The first call makes
-  // the group, collectively over `ranks`. Throws what the backend throws.
+  // the group, collectively over `ranks`. Throws what the backend throws, and std::runtime_error when the job has
+  // failed.
   c10::intrusive_ptr<c10d::Backend> get(const std::vector<int64_t>& ranks, c10::DeviceType device,
                                         const GroupOptions& options);
   // Makes `backend` the group of `ranks` with default options, from now on.
@@ -82,6 +84,7 @@ class GroupTable {
     friend auto operator<=>(const Key&, const Key&) = default;
   };
   BackendGroup make(const Key& key) const;
+  void throw_if_mixed() const;
   BackendGroup make_cpu_group(const GroupRequest& request, const std::string& backend) const;
   static BackendGroup make_in_time(const GroupRequest& request, BackendGroup (*make_group)(const GroupRequest&));
   GroupRequest request(const std::string& prefix, const std::vector<int64_t>& ranks, const GroupOptions& options,

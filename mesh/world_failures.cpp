@@ -1,5 +1,6 @@
 // Implements how a World fails, and what its ranks say about it.
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -51,16 +52,27 @@ void World::fail(const std::string& where, const std::string& text) noexcept {
 void World::check_alive() const {
   if (!impl_->board->failed()) [[likely]]
     return;
-  const std::string text = fmt::format("rank {}: the job has failed: {}", rank(), to_string(impl_->board->failure()));
+  const std::string text = impl_->failed_text();
   keep_records(text);
   throw std::runtime_error(text);
 }
 
+std::string World::Impl::failed_text() const {
+  return fmt::format("rank {}: the job has failed: {}", options.rank, to_string(board->failure()));
+}
+
 void World::keep_records(const std::string& failure) const noexcept {
-  const std::string& folder = impl_->options.records_folder;
-  if (folder.empty() || impl_->records_kept.exchange(true)) return;
+  impl_->keep_records(*recorder_, failure, /*may_change=*/false);
+}
+
+void World::Impl::keep_records(const Recorder& recorder, const std::string& failure, bool may_change) noexcept {
+  if (options.records_folder.empty()) return;
+  const std::lock_guard lock(records_mutex);
+  if (records_kept) return;
+  records_kept = !may_change;
+  const SpareDescriptor::Loan loan = board->lend_descriptor();
   try {
-    write_records(folder, {.rank = rank(), .failure = failure, .records = recorder().records()});
+    write_records(options.records_folder, {.rank = options.rank, .failure = failure, .records = recorder.records()});
   } catch (const std::exception& error) {
     spdlog::warn("{}", error.what());  // the failure itself matters more
   }
@@ -69,22 +81,28 @@ void World::keep_records(const std::string& failure) const noexcept {
 void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
                                        const std::exception& error) {
   FailureBoard& board = *impl_->board;
-  const std::string shortage = what_is_lacking();
-  const std::string library_text = error_text(error) + (shortage.empty() ? "" : "; " + shortage);
+  const std::string own_text = error_text(error), shortage = board.what_is_lacking();
+  const std::string library_text = own_text + (shortage.empty() ? "" : "; " + shortage);
+  bool in_vain = false;
   if (!board.failed()) {
     // After a timeout no rank is taken as lost, and of a WaitError only the awaited ones: other ranks may have ended
     // because they had finished their part.
     const auto* const wait = dynamic_cast<const WaitError*>(&error);
     const bool known = wait != nullptr && wait->cause == WaitError::Cause::kLeft;
-    const bool own = wait == nullptr && (!shortage.empty() || is_own_error(library_text));
-    const bool timeout =
-        !own && (wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(library_text));
+    // A rank that lacks something may nevertheless have lost a peer: what it lacks is the reason only where the library
+    // says so, or where nobody else is found to have failed.
+    const bool own = wait == nullptr && is_own_error(error);
+    const bool is_short = wait == nullptr && !shortage.empty();
+    const bool timeout = !own && (wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(own_text));
     const std::vector<int64_t> awaited = timeout ? std::vector<int64_t>() : wait != nullptr ? wait->awaited : ranks;
     std::optional<Failure> found = board.search(awaited, timeout || known || own ? kShortPatience : kSearchPatience);
     if (!found.has_value()) {
-      const std::string text = timeout || known || own ? library_text : "which one is not known";
-      const auto kind = timeout ? Failure::Kind::kTimeout : own ? Failure::Kind::kError : Failure::Kind::kLost;
+      const std::string text = timeout || known || own || is_short ? library_text : "which one is not known";
+      const auto kind = own || is_short ? Failure::Kind::kError
+                        : timeout       ? Failure::Kind::kTimeout
+                                        : Failure::Kind::kLost;
       found = Failure{kind, kind == Failure::Kind::kLost ? -1 : rank(), where, text};
+      in_vain = timeout;  // also where this rank lacks something: others may be stopped
     }
     if (found->where.empty()) found->where = where;
     board.publish(*found, std::chrono::milliseconds::zero());
@@ -95,7 +113,7 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
   const Failure failure = board.failure();
   std::string text = to_string(failure);
   const bool unknown = failure.kind == Failure::Kind::kLost && failure.rank < 0;
-  if (failure.kind == Failure::Kind::kTimeout || unknown) {
+  if (failure.kind == Failure::Kind::kTimeout || unknown || in_vain) {
     text += board.who_is_missing(ranks, kLastPatience);
   } else {
     board.wait_until_acknowledged(kLastPatience);

@@ -128,10 +128,13 @@ uint64_t next_world_id() {
 
 World::World(WorldOptions options)
     : recorder_(std::make_unique<Recorder>(options.rank, options.recorder_capacity)),
-      impl_(std::make_unique<Impl>(std::move(options))) {
+      impl_(std::make_unique<Impl>(std::move(options), [this] {
+        // A thread that is in a collective says later where it was.
+        impl_->keep_records(*recorder_, impl_->failed_text(), impl_->busy());
+      })) {
   if (impl_->has_peers() && rank() == 0) store()->set(kLocalSizeKey, std::to_string(local_size()));
 }
-World::~World() = default;
+World::~World() { impl_->groups.end_watch(); }  // it uses the members
 
 std::shared_ptr<World> World::create(WorldOptions options) {
   check_options(options);
@@ -189,8 +192,15 @@ int64_t World::local_size() const { return impl_->options.local_size; }
 int64_t World::ranks_per_host() const {
   if (!impl_->has_peers()) return local_size();
   std::call_once(impl_->host_size_read, [&] {
-    const std::vector<uint8_t> text = watch_store(store(), impl_->board, {0})->get(kLocalSizeKey);
-    impl_->host_size = std::stoll(std::string(text.begin(), text.end()));
+    try {
+      const auto watched = watch_store(store(), impl_->board, {0});
+      watched->setTimeout(timeout());
+      const std::vector<uint8_t> text = watched->get(kLocalSizeKey);
+      impl_->host_size = std::stoll(std::string(text.begin(), text.end()));
+    } catch (const std::exception& error) {
+      // A World is never const itself: create() makes all of them.
+      const_cast<World*>(this)->rethrow_collective_failure("asking rank 0 how many ranks a host has", {0}, error);
+    }
   });
   return impl_->host_size;
 }

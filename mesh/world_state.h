@@ -2,8 +2,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -16,6 +18,7 @@
 #include "tessera/mesh/failure.h"
 #include "tessera/mesh/group_table.h"
 #include "tessera/mesh/observers.h"
+#include "tessera/mesh/recorder.h"
 #include "tessera/mesh/timed_store.h"
 #include "tessera/mesh/world.h"
 
@@ -25,7 +28,8 @@ namespace tessera {
 uint64_t next_world_id();
 
 struct World::Impl {
-  explicit Impl(WorldOptions given)
+  // The watch calls `on_failure` when it has found that the job has failed.
+  Impl(WorldOptions given, std::function<void()> on_failure)
       : options(std::move(given)),
         store(!options.store || never_blocks(*options.store) ? options.store
                                                              : timed_store(options.store, options.timeout)),
@@ -47,11 +51,8 @@ struct World::Impl {
                 .cpu_backend = options.cpu_backend,
                 .gloo_for_cuda = options.gloo_for_cuda,
                 .make_group = options.make_group,
-                .busy =
-                    [this] {
-                      const std::thread::id inside = owner.load();
-                      return inside != std::thread::id{} && inside != std::this_thread::get_id();
-                    }}) {
+                .busy = [this] { return busy(); },
+                .on_failure = std::move(on_failure)}) {
     checks.enabled = options.checked;
   }
 
@@ -59,6 +60,16 @@ struct World::Impl {
     return !options.agent_serves_store &&
            dynamic_cast<const c10d::TCPStore*>(&innermost_store(*options.store)) != nullptr;
   }
+  // Says whether another thread than the caller's is in a collective.
+  bool busy() const {
+    const std::thread::id inside = owner.load();
+    return inside != std::thread::id{} && inside != std::this_thread::get_id();
+  }
+  // Returns the text of a call that finds that the job has failed before it does anything.
+  std::string failed_text() const;
+  // Writes what `recorder` holds to the folder of records, if there is one. What was written first stays, unless it was
+  // written with `may_change`.
+  void keep_records(const Recorder& recorder, const std::string& failure, bool may_change) noexcept;
   bool has_peers() const { return options.size > 1 && !options.fake; }
   c10::Device device(c10::DeviceType type) const {
     if (type == c10::DeviceType::CPU) return c10::Device(type);
@@ -77,9 +88,10 @@ struct World::Impl {
   std::atomic<std::thread::id> owner{};
   std::atomic<const char*> owner_op{""};  // that thread's operator; a second thread names it in its error
   std::once_flag host_size_read;
-  std::atomic<bool> records_kept{false};
-  int64_t host_size = 1;  // rank 0's local_size
-  int depth = 0;          // how many Exclusives the owner's thread holds
+  std::mutex records_mutex;   // guards records_kept, and is held while records are written
+  bool records_kept = false;  // the records that were written stay
+  int64_t host_size = 1;      // rank 0's local_size
+  int depth = 0;              // how many Exclusives the owner's thread holds
   uint64_t adoptions = 0;
   std::shared_ptr<FailureBoard> board;
   GroupTable groups;  // the last member, since its thread uses the board

@@ -111,7 +111,7 @@ std::vector<Row> make_rows() {
   rows.push_back({.name = "second_job",
                   .kind = Kind::kSecondJob,
                   .victims = Victims::kNone,
-                  .expected = Expected::kEndsWell,
+                  .expected = Expected::kEnds,
                   .limit_s = 3,
                   .gloo_trials = 10});
   rows.push_back({.name = "stale_store",

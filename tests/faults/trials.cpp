@@ -246,13 +246,14 @@ void Trials::run_second_job(Trial& trial) {
   };
   const RanksRun run = run_ranks(options);
   trial.take(run);
-  for (int64_t rank : {0, 1}) trial.outcome.ranks[rank] = run.outcome_of(rank);
-  for (int64_t rank : {2, 3}) {
+  // Ranks of both jobs end: those of the second one find their places taken, and fail the first one.
+  for (int64_t rank : {0, 1, 2, 3}) {
     const RankOutcome seen = run.outcome_of(rank);
+    if (rank < 2) trial.outcome.ranks[rank] = seen;
     if (!seen.errors.empty() && seen.errors.front().find("has been taken by process") != std::string::npos) continue;
-    trial.outcome.found.emplace("named", fmt::format("rank {} of the second job does not say that another has its "
-                                                     "place: {}",
-                                                     rank - 2, seen.errors.empty() ? "no error" : seen.errors.front()));
+    trial.outcome.found.emplace(
+        "named", fmt::format("rank {} of the {} job does not say that a place has been taken: {}", rank % 2,
+                             rank < 2 ? "first" : "second", seen.errors.empty() ? "no error" : seen.errors.front()));
   }
   load_states(trial, 2);
 }

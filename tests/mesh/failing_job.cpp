@@ -1,6 +1,7 @@
 // Is a rank of a job in which something fails, for failure_test; the first argument says what, the second which rank
 // fails (the last one, if it is not given). A rank that gets an error prints "error: TEXT"; the rank that fails prints
 // "fault" just before.
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
@@ -14,6 +15,7 @@
 #include <ATen/ATen.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -96,6 +98,10 @@ void stop_for_a_while() {
 
 // Leaves no descriptor for a new group.
 void use_all_descriptors() {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_cur, 1024);  // more would take long
+  setrlimit(RLIMIT_NOFILE, &limit);
   while (::open("/dev/null", O_RDONLY) >= 0) {
   }
 }
@@ -189,6 +195,7 @@ void fail(const std::string& how) {
     say("fault");
     std::raise(SIGSTOP);
   }
+  if (how == "ends well after a while") nap(3000);
   if (how == "names its backend") return say(std::string(to_string(world->cpu_backend())));
   if (how == "throws on a grid") return fail_on_grid(world);
   const DeviceMesh mesh = init_device_mesh("cpu", {world->size()}, {"tp"}, world);
@@ -198,12 +205,12 @@ void fail(const std::string& how) {
   const auto wait = [&] { reduce(mesh); };
   // The others have their World by then.
   if (early) nap(1000);
-  if (what == "ends well") return reduce(mesh);
+  if (what.starts_with("ends well")) return reduce(mesh);
   if (what == "stops at its end") return stop_at_the_end(*world, false);
   if (what == "stops in MPI_Finalize") return stop_at_the_end(*world, true);
-  if (what == "ends late") {
+  if (what == "ends late" || what == "ends very late") {
     say("ready");
-    nap(4000);
+    nap(what == "ends late" ? 4000 : 8000);
     return reduce(mesh);
   }
   if (what == "stops for a while") {
@@ -224,6 +231,12 @@ void fail(const std::string& how) {
   }
   if (what == "does not come, and another has left") return fail_after_one_left(mesh, [] { nap(4000); });
   if (what == "exits with 0, and another has left") return fail_after_one_left(mesh, [] { std::_Exit(0); });
+  if (what == "is killed while another lacks descriptors") {
+    if (world->rank() == 1) use_all_descriptors();
+    reduce(mesh);
+    return run(
+        *world, [] { std::raise(SIGKILL); }, wait);
+  }
   const std::map<std::string, std::function<void()>> faults = {
       {"throws", [&] { throw_in_callback(*world); }},
       {"is killed", [] { std::raise(SIGKILL); }},

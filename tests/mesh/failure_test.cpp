@@ -1,137 +1,25 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "tessera/inspect/parting.h"
 #include "tessera/mesh/record_file.h"
-#include "tessera/tests/harness/over_mpi.h"
-#include "tessera/tests/harness/shell.h"
 #include "tessera/tests/harness/skip.h"
 #include "tessera/tests/harness/small_disk.h"
-#include "tessera/tests/mesh/free_port.h"
-#include "tessera/tools/launcher/mpi_job.h"
+#include "tessera/tests/mesh/failing_jobs.h"
 #include "tessera/tools/launcher/private_folder.h"
-#include "tessera/tools/launcher/process_group.h"
 
 using namespace tessera;
-using tessera::testing::is_over_mpi;
-using tessera::testing::SmallDisk;
+using namespace tessera::testing;
 using Clock = std::chrono::steady_clock;
 
 namespace {
-
-struct Line {
-  Clock::time_point time;
-  std::string text;
-};
-
-struct Job {
-  std::map<int64_t, std::vector<Line>> lines;  // keyed by rank
-  std::map<int64_t, Clock::time_point> ended;  // when each rank's process had ended by itself
-  ProcessGroupResult result;
-
-  std::vector<Line> starting_with(int64_t rank, const std::string& start) const {
-    std::vector<Line> found;
-    if (!lines.contains(rank)) return found;
-    for (const Line& line : lines.at(rank)) {
-      if (line.text.starts_with(start)) found.push_back(line);
-    }
-    return found;
-  }
-
-  std::string all() const {
-    std::string text;
-    for (const auto& [rank, written] : lines) {
-      for (const Line& line : written) text += fmt::format("[{}] {}\n", rank, line.text);
-    }
-    return text;
-  }
-};
-
-// Skips a test over MPI where the build has none.
-#define TESSERA_SKIP_WITHOUT_MPI() \
-  if (is_over_mpi() && !testing::why_no_mpi().empty()) TESSERA_SKIP_MISSING(testing::why_no_mpi())
-
-struct Where {
-  std::string victim;  // empty: the last rank
-  std::string folder;  // of the store; empty: a new one
-};
-
-Job run_job(const std::string& how, int64_t size, std::map<std::string, std::string> environment = {},
-            const Where& where = {}) {
-  const PrivateFolder folder;
-  std::vector<std::string> command = {"tests/mesh/failing_job", how};
-  if (!where.victim.empty()) command.push_back(where.victim);
-  std::optional<MpiJob> mpi;
-  if (is_over_mpi()) mpi.emplace(size);
-  Job job;
-  job.result = run_process_group({
-      .command = command,
-      .size = size,
-      .store_path = (where.folder.empty() ? folder.path() : where.folder) + "/store",
-      .environment = std::move(environment),
-      .rank_variables = [&](int64_t rank) { return mpi ? mpi->variables(rank) : std::map<std::string, std::string>(); },
-      .time_limit = std::chrono::seconds(50),
-      .grace = how.starts_with("is stopped") ? std::chrono::milliseconds(2500) : std::chrono::milliseconds(4000),
-      .is_done =
-          [&](int64_t rank) {
-            job.ended[rank] = Clock::now();
-            return true;
-          },
-      .sinks = {.on_line =
-                    [&](int64_t rank, OutputStream, std::string_view line) {
-                      job.lines[rank].push_back({Clock::now(), std::string(line)});
-                    }},
-  });
-  return job;
-}
-
-// Checks that every rank but the victim, which is the last one if it is not given, got an error with each of `parts`
-// within `seconds` of the fault, and the same failure again at its next collective.
-void check_others_ended(const Job& job, int64_t size, const std::vector<std::string>& parts, int64_t victim = -1,
-                        double seconds = 5) {
-  const std::string all = job.all();
-  INFO(all);
-  CHECK_FALSE(job.result.timed_out);
-  if (victim < 0) victim = size - 1;
-  const std::vector<Line> fault = job.starting_with(victim, "fault");
-  REQUIRE(fault.size() == 1);
-  for (int64_t rank = 0; rank < size; ++rank) {
-    if (rank == victim) continue;
-    CAPTURE(rank);
-    const std::vector<Line> errors = job.starting_with(rank, "error: ");
-    REQUIRE(errors.size() == 2);
-    CHECK(std::chrono::duration<double>(errors[0].time - fault[0].time).count() < seconds);
-    CHECK(errors[0].text.find(fmt::format("rank {}", rank)) != std::string::npos);
-    CHECK(errors[1].text.find("the job has failed") != std::string::npos);
-    for (const std::string& part : parts) {
-      CAPTURE(part);
-      CHECK(errors[0].text.find(part) != std::string::npos);
-    }
-    // The last part is the reason.
-    CHECK(errors[1].text.find(parts.back()) != std::string::npos);
-  }
-}
-
-// Ranks that count as being on hosts of their own meet at a port.
-std::map<std::string, std::string> tcp_store() {
-  return {{"TESSERA_STORE", ""},
-          {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", std::to_string(testing::free_port())},
-          {"LOCAL_RANK", "0"},
-          {"LOCAL_WORLD_SIZE", "1"}};
-}
 
 const std::string kThrown = "failed in the user's callback at {tp: 2}: index 7 is out of range";
 const std::string kWhere = "aten::mm: all_reduce on mesh dimension tp of {tp: 3} on cpu over ranks [0, 1, 2]";
@@ -234,13 +122,21 @@ TEST_CASE("a rank that has done its part and left is not blamed for one that doe
 
 TEST_CASE("a rank that does not come: the others name it when the time limit is over") {
   TESSERA_SKIP_WITHOUT_MPI();
-  const Job job = run_job("does not come", 3, {{"TESSERA_TIMEOUT", "2"}});
+  const PrivateFolder folder;
+  const Job job = run_job("does not come", 3, {{"TESSERA_TIMEOUT", "2"}, {"TESSERA_RECORDS", folder.path()}});
   check_others_ended(job, 3, {kWhere, "waited in vain in aten::mm: all_reduce on mesh dimension tp"});
   for (const int64_t rank : {0, 1}) {
     const std::string said = job.starting_with(rank, "error: ").at(0).text;
     CAPTURE(said);
     CHECK(said.find("; ranks [2] did not come to it") != std::string::npos);
   }
+  // The one that does not come writes its records too, by the thread that watches for a failure.
+  const std::vector<RankRecords> records = read_all_records(folder.path());
+  REQUIRE(records.size() == 3);
+  CHECK(records[2].failure.find("rank 2: the job has failed: rank ") != std::string::npos);
+  const std::string text = where_ranks_part(records);
+  CAPTURE(text);
+  CHECK(text.find("  rank 2 did not come to it") != std::string::npos);
 }
 
 TEST_CASE("rank 0 dies, which serves the store: the others name it") {
@@ -379,6 +275,17 @@ TEST_CASE("a rank lacks descriptors for a new group: this is its own error, and 
   CHECK(job.all().find("a peer was lost") == std::string::npos);
 }
 
+TEST_CASE("a rank is killed while another one lacks descriptors: both others name the one that was killed") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  const PrivateFolder records;
+  const std::string lost = "a peer was lost: rank 0 was killed by signal 9";
+  const Job job =
+      run_job("is killed while another lacks descriptors", 3, {{"TESSERA_RECORDS", records.path()}}, {.victim = "0"});
+  check_others_ended(job, 3, {kWhere, lost}, 0);
+  // The one that lacks descriptors writes its records all the same.
+  CHECK(read_all_records(records.path()).size() == 2);
+}
+
 TEST_CASE("a rank throws on a full disk: the others get its text all the same") {
   TESSERA_SKIP_WITHOUT_MPI();
   const SmallDisk disk;
@@ -402,6 +309,7 @@ TEST_CASE("when a job fails, every rank that is alive writes its records, which 
   const std::vector<RankRecords> thrown = read_all_records(folder.path());
   REQUIRE(thrown.size() == 3);
   for (const RankRecords& one : thrown) CHECK(one.failure.find(kThrown) != std::string::npos);
+  for (const std::size_t rank : {0, 1}) CHECK(thrown[rank].failure.find(kWhere) != std::string::npos);
   const std::string text = where_ranks_part(thrown);
   CAPTURE(text);
   CHECK(text.starts_with("The ranks first part in collective 2 on mesh dimension tp of ranks 0, 1, 2:\n"));
@@ -411,21 +319,4 @@ TEST_CASE("when a job fails, every rank that is alive writes its records, which 
   const std::string killed = where_ranks_part(read_all_records(other.path()));
   CAPTURE(killed);
   CHECK(killed.find("There are no records of ranks 0.") != std::string::npos);
-}
-
-TEST_CASE("two jobs on one store: the second one ends with an error, and the first goes on") {
-  if (is_over_mpi()) TESSERA_SKIP("the store is the same over MPI");
-  const PrivateFolder folder;
-  Job first;
-  std::thread running([&] { first = run_job("ends late", 2, {}, {.victim = {}, .folder = folder.path()}); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-  // Calls from several threads run one after the other, so the second job starts by itself.
-  const testing::ShellOutcome second =
-      testing::shell("TESSERA_RANK=0 TESSERA_WORLD_SIZE=2 TESSERA_STORE=" + folder.path() +
-                     "/store tests/mesh/failing_job 'ends well' 2>&1");
-  running.join();
-  CHECK(second.exit_code != 0);
-  CAPTURE(second.output);
-  CHECK(second.output.find("rank 0 of this store has been taken by process ") != std::string::npos);
-  CHECK(first.result.ok());
 }

@@ -2,9 +2,11 @@
 
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <functional>
 #include <future>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -15,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "tessera/mesh/backends/backend_group.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
@@ -224,6 +227,35 @@ TEST_CASE("a failed world throws the same text for every later collective") {
   check_refused<std::runtime_error>([&] { world->check_alive(); }, text);
   const auto record = decode_failure(options.store->get_to_str("tessera/failure"));
   CHECK(record == Failure{Failure::Kind::kError, 1, "loss callback", "an exception that is not a std::exception"});
+}
+
+TEST_CASE("a rank that gets no memory says so, and takes no peer for lost") {
+  WorldOptions options = options_of(1, 2);
+  options.store = c10::make_intrusive<c10d::HashStore>();
+  options.make_group = [](const GroupRequest&) -> BackendGroup { throw std::bad_array_new_length(); };
+  const auto world = World::create(options);
+  const std::string failed = "rank 1 failed in making a process group: std::bad_array_new_length";
+  check_refused<std::runtime_error>([&] { world->group({0, 1}, c10::kCPU); }, failed);
+  CHECK(decode_failure(options.store->get_to_str("tessera/failure"))->kind == Failure::Kind::kError);
+  CHECK(is_own_error(std::bad_alloc()));
+  CHECK(is_own_error("Caught in a backend: std::bad_alloc"));
+  CHECK_FALSE(is_own_error(std::runtime_error("Connection closed by peer")));
+}
+
+TEST_CASE("how many ranks a host has: a rank that asks waits until the world's limit, and names rank 0") {
+  WorldOptions options = options_of(1, 2);
+  options.store = c10::make_intrusive<c10d::HashStore>();
+  options.store->setTimeout(std::chrono::seconds(20));
+  options.timeout = std::chrono::milliseconds(300);
+  const auto world = World::create(options);
+  const auto start = std::chrono::steady_clock::now();
+  check_refused<std::runtime_error>(
+      [&] { world->ranks_per_host(); },
+      "rank 1 waited in vain in asking rank 0 how many ranks a host has: timed out after 300 ms waiting for the other "
+      "ranks to join (keys tessera/local_size); ranks [0] do not answer");
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::milliseconds(300 + 2000));
+  CHECK(decode_failure(options.store->get_to_str("tessera/failure"))->kind == Failure::Kind::kTimeout);
+  CHECK_THROWS_AS(world->check_alive(), std::runtime_error);
 }
 
 TEST_CASE("a record of a failure survives the store, whatever is in its text") {

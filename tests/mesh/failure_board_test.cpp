@@ -1,0 +1,155 @@
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "tessera/mesh/core/within.h"
+#include "tessera/mesh/failure.h"
+#include "tessera/tests/harness/skip.h"
+#include "tessera/tests/mesh/temporary_folder.h"
+
+using namespace tessera;
+using tessera::testing::TemporaryFolder;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr auto kAtOnce = std::chrono::milliseconds::zero();
+
+FailureBoard::Options options_of(int64_t rank, int64_t size, const c10::intrusive_ptr<c10d::Store>& store) {
+  FailureBoard::Options options;
+  options.store = store;
+  options.rank = rank;
+  options.size = size;
+  return options;
+}
+
+// Returns what rank 0 of two finds in the launcher's notes, "nothing", or "it waits".
+std::string found_in_notes(const std::string& path) {
+  FailureBoard::Options options = options_of(0, 2, c10::make_intrusive<c10d::HashStore>());
+  options.lost_file = path;
+  const auto board = std::make_shared<FailureBoard>(options);
+  try {
+    const std::optional<Failure> found =
+        within(std::chrono::seconds(5), "looking", [board] { return board->search({1}, kAtOnce); });
+    return found ? to_string(*found) : "nothing";
+  } catch (const LateError&) {
+    return "it waits";
+  }
+}
+
+// Returns the id of a process that is not there any more.
+pid_t ended_process() {
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(0);
+  ::waitpid(pid, nullptr, 0);
+  return pid;
+}
+
+// Leaves this process no file descriptor while it lives.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    rlimit few = before_;
+    few.rlim_cur = 128;
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+    for (int fd; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) used_.push_back(fd);
+  }
+  ~NoDescriptors() {
+    for (const int fd : used_) ::close(fd);
+    ::setrlimit(RLIMIT_NOFILE, &before_);
+  }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+  std::vector<int> used_;
+};
+
+}  // namespace
+
+TEST_CASE("a launcher's note names the rank that was lost, also before it joined") {
+  const TemporaryFolder folder;
+  const std::string note = folder.path() + "/store.lost";
+  CHECK(found_in_notes(note) == "nothing");
+  std::ofstream(note + ".1") << "rank 1 exited with code 0\n";
+  CHECK(found_in_notes(note) == "a peer was lost: rank 1 exited with code 0 before it joined the others");
+  std::ofstream(note) << "rank 1 was killed by signal 9";
+  CHECK(found_in_notes(note) == "a peer was lost: rank 1 was killed by signal 9");
+}
+
+TEST_CASE("a FIFO, a folder or a link where a launcher's note would be is not read, and nobody waits for it") {
+  for (const std::string end : {"", ".1"}) {
+    for (const std::string what : {"fifo", "folder", "link"}) {
+      CAPTURE(end);
+      CAPTURE(what);
+      const TemporaryFolder folder;
+      const std::string note = folder.path() + "/store.lost", target = folder.path() + "/target";
+      std::ofstream(target) << "rank 1 was killed by signal 9";
+      if (what == "fifo") REQUIRE(::mkfifo((note + end).c_str(), 0666) == 0);
+      if (what == "folder") fs::create_directory(note + end);
+      if (what == "link") fs::create_symlink(target, note + end);
+      CHECK(found_in_notes(note) == "nothing");
+    }
+  }
+}
+
+TEST_CASE("what another user has put where a launcher's note would be is not read") {
+  const TemporaryFolder folder;
+  const std::string note = folder.path() + "/store.lost";
+  for (const std::string end : {"", ".1"}) {
+    std::ofstream(note + end) << "rank 1 was killed by signal 9";
+    if (::chown((note + end).c_str(), ::geteuid() + 1, static_cast<gid_t>(-1)) != 0) {
+      TESSERA_SKIP(fmt::format("this user cannot give a file to another one: {}", std::strerror(errno)));
+    }
+  }
+  CHECK(found_in_notes(note) == "nothing");
+}
+
+TEST_CASE(
+    "a rank that has no descriptor left still finds the launcher's note and the end of a peer, and says its lack") {
+  const TemporaryFolder folder;
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  FailureBoard::Options options = options_of(0, 2, store);
+  options.lost_file = folder.path() + "/store.lost";
+  FailureBoard board(options);
+  std::string process = store->get_to_str("tessera/process/0");
+  process.replace(0, process.find(' '), std::to_string(ended_process()));
+  store->set("tessera/process/1", process);
+  std::ofstream(folder.path() + "/note") << "rank 1 was killed by signal 9";
+  CHECK(board.what_is_lacking().empty());
+  std::optional<Failure> ended, noted;
+  std::string before, after;
+  {
+    const NoDescriptors none;
+    before = board.what_is_lacking();
+    ended = board.search({1}, kAtOnce);
+    fs::rename(folder.path() + "/note", options.lost_file);
+    noted = board.find();
+    after = board.what_is_lacking();
+  }
+  CHECK(before.find("no file descriptor left (Too many open files)") != std::string::npos);
+  CHECK(after == before);
+  CHECK(board.what_is_lacking().empty());
+  REQUIRE(ended.has_value());
+  CHECK(to_string(*ended) == "a peer was lost: the process of rank 1 has ended");
+  REQUIRE(noted.has_value());
+  CHECK(to_string(*noted) == "a peer was lost: rank 1 was killed by signal 9");
+}
