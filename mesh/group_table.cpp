@@ -7,6 +7,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -46,11 +47,16 @@ std::string suffix_of(const GroupOptions& options) {
 GroupTable::GroupTable(Options options) : options_(std::move(options)) {}
 
 GroupTable::~GroupTable() {
+  end();
+  if (options_.board->failed()) skip_mpi_end();
+}
+
+void GroupTable::end() noexcept {
+  if (std::exchange(ended_, true)) return;
   // The watch goes on meanwhile, so that the loss of a rank ends the wait for what it does not send any more.
   end_each(&OrderlyEnd::drain);
   end_watch();
   end_each(&OrderlyEnd::end);
-  if (options_.board->failed()) skip_mpi_end();
 }
 
 void GroupTable::end_each(void (OrderlyEnd::*step)()) noexcept {

@@ -73,6 +73,9 @@ class GroupTable {
   // Closes the groups of a failed world. Returns false when some had to stay open, because another thread is in a
   // collective: the watch then closes them as soon as that thread is done.
   bool close_all() noexcept;
+  // Waits for what this rank has queued on a device, and ends the watch thread and then the groups, unless the job has
+  // failed. The World that has this table calls it, and uses its groups no more.
+  void end() noexcept;
   // Ends the watch thread, until the next group is made.
   void end_watch();
 
@@ -98,6 +101,7 @@ class GroupTable {
   mutable std::mutex mutex_;  // guards groups_; never held while a group is made
   std::map<Key, BackendGroup> groups_;
   std::jthread watcher_;
+  bool ended_ = false;
 };
 
 }  // namespace tessera

@@ -7,7 +7,8 @@ namespace tessera {
 
 // Describes this process to the other ranks of its job, in words without spaces: its id, its start time, text that is
 // equal for two processes if they see each other under /proc ("-" where this one cannot see itself there), its host, a
-// number that tells the Worlds of one process apart, and the time, by the system's clock. Tests give another folder than /proc.
+// number that tells the Worlds of one process apart, and the time, by the system's clock. Tests give another folder
+// than /proc.
 std::string describe_this_process(const std::string& proc = "/proc");
 
 // Returns text such as "process 4711 on host node3" of what describe_this_process() has returned.

@@ -80,9 +80,10 @@ void WatchedStore::wait(const std::vector<std::string>& keys, const std::chrono:
     return false;
   });
   if (came) return;
-  throw std::runtime_error(fmt::format("timed out after {} ms waiting for the other ranks to join (keys {}); start "
-                                       "every rank, or raise TESSERA_TIMEOUT",
-                                       timeout.count(), fmt::join(keys, ", ")));
+  throw std::runtime_error(
+      fmt::format("timed out after {} ms waiting for the other ranks to join (keys {}); start "
+                  "every rank, or raise TESSERA_TIMEOUT",
+                  timeout.count(), fmt::join(keys, ", ")));
 }
 
 }  // namespace

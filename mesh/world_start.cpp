@@ -134,7 +134,7 @@ World::World(WorldOptions options)
       })) {
   if (impl_->has_peers() && rank() == 0) store()->set(kLocalSizeKey, std::to_string(local_size()));
 }
-World::~World() { impl_->groups.end_watch(); }  // it uses the members
+World::~World() { impl_->groups.end(); }  // its watch uses the members
 
 std::shared_ptr<World> World::create(WorldOptions options) {
   check_options(options);

@@ -157,9 +157,10 @@ void OptimizerLoad::plan(const Checkpoint& checkpoint, const std::string& path) 
     return checkpoint.position_of(checkpoint.tensors().lower_bound(item.second.parameter + "/")->first);
   });
   if (unused.empty()) return;
-  throw std::invalid_argument(fmt::format("load_optimizer: '{}' holds what {} does not keep for these parameters: {}; load it "
-                                          "into the class and options of optimizer with which it was saved",
-                                          path, kind_.name(), list_names({unused.begin(), unused.end()})));
+  throw std::invalid_argument(
+      fmt::format("load_optimizer: '{}' holds what {} does not keep for these parameters: {}; load it "
+                  "into the class and options of optimizer with which it was saved",
+                  path, kind_.name(), list_names({unused.begin(), unused.end()})));
 }
 
 void OptimizerLoad::read() {

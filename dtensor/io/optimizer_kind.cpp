@@ -102,10 +102,10 @@ struct StatePlanner {
   }
   const TensorEntry& need(const char* field) {
     if (const TensorEntry* entry = take(field)) return *entry;
-    throw std::invalid_argument(
-        fmt::format("load_optimizer: {} is missing in the file, which has other state of that parameter; load it into the "
-                    "class and options of optimizer with which it was saved",
-                    in_quotes(field_name(parameter, field))));
+    throw std::invalid_argument(fmt::format(
+        "load_optimizer: {} is missing in the file, which has other state of that parameter; load it into the "
+        "class and options of optimizer with which it was saved",
+        in_quotes(field_name(parameter, field))));
   }
   void need_scalar(const char* field, at::ScalarType dtype) {
     const TensorEntry& entry = need(field);

@@ -220,7 +220,12 @@ TESSERA_RANKS_TEST_CASE("a failure elsewhere ends a collective of a group that t
 
 TESSERA_RANKS_TEST_CASE("a world that ends without a failure ends its groups in order", {2}) {
   CHECK(end_of_world("in order", [](World&) {}) == "drain end ");
-  CHECK(end_of_world("failed", [](World& own) { own.fail("loss", "not a number"); }) == "close ");
+  const DeviceMesh all = init_device_mesh("cpu", {2}, {"tp"}, world());
+  const auto fail = [&](World& own) {
+    sum_of_ranks(all, 0);  // both have made their group
+    own.fail("loss", "not a number");
+  };
+  CHECK(end_of_world("failed", fail) == "close ");
 }
 
 // A rank that had its group before the others connected might leave, and they would see it as lost.
