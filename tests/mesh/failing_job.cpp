@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -98,12 +99,29 @@ void stop_for_a_while() {
 
 // Leaves no descriptor for a new group.
 void use_all_descriptors() {
-  rlimit limit{};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = std::min<rlim_t>(limit.rlim_cur, 1024);  // more would take long
-  setrlimit(RLIMIT_NOFILE, &limit);
   while (::open("/dev/null", O_RDONLY) >= 0) {
   }
+}
+
+// Opens files until all numbers below that of the newest one are taken, which it returns.
+int fill_gaps() {
+  int highest = 0;
+  for (const auto& each : std::filesystem::directory_iterator("/proc/self/fd")) {
+    highest = std::max(highest, std::stoi(each.path().filename()));
+  }
+  int fd = -1;
+  do {
+    fd = ::open("/dev/null", O_RDONLY);
+  } while (fd >= 0 && fd <= highest);
+  return fd;
+}
+
+// Allows no descriptor above `highest` to be opened.
+void allow_descriptors_up_to(int highest) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = static_cast<rlim_t>(highest) + 1;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 // Fills the file system of the ranks' store, which failure_test has made small.
@@ -198,6 +216,8 @@ void fail(const std::string& how) {
   if (how == "ends well after a while") nap(3000);
   if (how == "names its backend") return say(std::string(to_string(world->cpu_backend())));
   if (how == "throws on a grid") return fail_on_grid(world);
+  // What a group has opened does not count below this limit, so that the end of a connection gives nothing back.
+  const int highest = fill_gaps();
   const DeviceMesh mesh = init_device_mesh("cpu", {world->size()}, {"tp"}, world);
   const bool early = how.find(" before ") != std::string::npos;
   if (!early) reduce(mesh);
@@ -232,7 +252,7 @@ void fail(const std::string& how) {
   if (what == "does not come, and another has left") return fail_after_one_left(mesh, [] { nap(4000); });
   if (what == "exits with 0, and another has left") return fail_after_one_left(mesh, [] { std::_Exit(0); });
   if (what == "is killed while another lacks descriptors") {
-    if (world->rank() == 1) use_all_descriptors();
+    if (world->rank() == 1) allow_descriptors_up_to(highest);
     reduce(mesh);
     return run(
         *world, [] { std::raise(SIGKILL); }, wait);
