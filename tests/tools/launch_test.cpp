@@ -20,6 +20,7 @@
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
 #include "tessera/tools/launcher/rank_environment.h"
+#include "tessera/tools/launcher/signal_queue.h"
 
 using tessera::PrivateFolder;
 using tessera::wait_for;
@@ -337,6 +338,22 @@ TEST_CASE("launch --backend mpi: the time limit and signals end it while mpirun 
     std::ifstream file(pids);
     for (pid_t pid; file >> pid;) CHECK(wait_until([&] { return ::kill(pid, 0) != 0; }));
   }
+}
+
+TEST_CASE("SignalQueue: a signal to a child that has not started its program ends the child, and is not its parent's") {
+  // A process has one SignalQueue for its whole life, so this one is not the test's own.
+  const pid_t parent = tessera::start_child([] {
+    tessera::SignalQueue signals;
+    const int code = wait_for(tessera::start_child([] {
+      ::raise(SIGTERM);
+      return 0;
+    }));
+    if (code != 1000 + SIGTERM) return 1;
+    if (signals.take() != 0) return 2;
+    ::raise(SIGTERM);
+    return signals.take() == SIGTERM ? 0 : 3;
+  });
+  CHECK(wait_for(parent) == 0);
 }
 
 TEST_CASE("launch: mistakes in its arguments are reported") {

@@ -16,9 +16,16 @@ namespace {
 
 // A handler reaches nothing but global variables.
 volatile sig_atomic_t write_end = -1;
+volatile sig_atomic_t owner = 0;
 
-// A pipe keeps every signal that comes, also several of one kind.
+// A pipe keeps every signal that comes, also several of one kind. A child has this handler until it starts its program:
+// a signal to it ends it, and does not count as one to its parent, whose pipe it shares.
 extern "C" void keep_signal(int signal) {
+  if (::getpid() != owner) {
+    ::signal(signal, SIG_DFL);
+    ::raise(signal);
+    return;
+  }
   const int saved = errno;
   const auto byte = static_cast<unsigned char>(signal);
   if (::write(write_end, &byte, 1) < 0) errno = saved;
@@ -34,6 +41,7 @@ SignalQueue::SignalQueue() {
   }
   read_end_ = ends[0];
   write_end = ends[1];
+  owner = ::getpid();
   struct sigaction action = {};
   action.sa_handler = keep_signal;
   action.sa_flags = SA_RESTART;
