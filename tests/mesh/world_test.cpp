@@ -252,7 +252,7 @@ TEST_CASE("how many ranks a host has: a rank that asks waits until the world's l
   check_refused<std::runtime_error>(
       [&] { world->ranks_per_host(); },
       "rank 1 waited in vain in asking rank 0 how many ranks a host has: timed out after 300 ms waiting for the other "
-      "ranks to join (keys tessera/local_size); ranks [0] do not answer");
+      "ranks to join (keys tessera/local_size); start every rank, or raise TESSERA_TIMEOUT; ranks [0] do not answer");
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::milliseconds(300 + 2000));
   CHECK(decode_failure(options.store->get_to_str("tessera/failure"))->kind == Failure::Kind::kTimeout);
   CHECK_THROWS_AS(world->check_alive(), std::runtime_error);
