@@ -32,8 +32,7 @@ std::optional<Kernels> load() {
       std::fputs(
           "[tessera] libtessera_gpu.so was not found: random numbers are drawn on the host and copied, and LibTorch's "
           "operators do the rest. Build //gpu_kernels:tessera_gpu with --config=cuda and set TESSERA_GPU_KERNELS to "
-          "its "
-          "path; TESSERA_GPU_KERNELS= keeps this line away\n",
+          "its path; TESSERA_GPU_KERNELS= keeps this line away\n",
           stderr);
     }
     return std::nullopt;

@@ -26,8 +26,7 @@ std::string why_none(c10::DeviceType type) {
   const bool is_built = type != c10::DeviceType::CUDA || built_with_nccl();
   return is_built ? "no GPU was found"
                   : "this build is without CUDA: build Tessera with --config=cuda, which is --define=tessera_cuda=true "
-                    "in a project "
-                    "of your own";
+                    "in a project of your own";
 }
 
 }  // namespace

@@ -76,6 +76,22 @@ std::chrono::milliseconds now() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch());
 }
 
+// Holds the words of a description, in their order; it is whole if it has all of them.
+struct Words {
+  pid_t pid = 0;
+  std::string start, space, host, number;
+  int64_t time = 0;
+  bool whole = false;
+};
+
+Words words_of(const std::string& description) {
+  std::istringstream in(description);
+  Words words;
+  in >> words.pid >> words.start >> words.space >> words.host >> words.number >> words.time;
+  words.whole = !in.fail();
+  return words;
+}
+
 std::string host_name() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
@@ -90,33 +106,23 @@ std::string describe_this_process(const std::string& proc) {
 }
 
 std::chrono::milliseconds age_of(const std::string& description) {
-  std::istringstream in(description);
-  std::string pid, start, space, host, number;
-  int64_t then = 0;
-  in >> pid >> start >> space >> host >> number >> then;
-  if (!in) return std::chrono::milliseconds::zero();
-  return now() - std::chrono::milliseconds(then);
+  const Words words = words_of(description);
+  return words.whole ? now() - std::chrono::milliseconds(words.time) : std::chrono::milliseconds::zero();
 }
 
 std::string named_process(const std::string& description) {
-  std::istringstream in(description);
-  std::string pid, start, space, host;
-  in >> pid >> start >> space >> host;
-  return fmt::format("process {} on host {}", pid, host);
+  const Words words = words_of(description);
+  return fmt::format("process {} on host {}", words.pid, words.host);
 }
 
 bool process_has_ended(const std::string& description, const std::string& proc) {
-  std::istringstream in(description);
-  pid_t pid = 0;
-  std::string start;
-  std::string space;
-  in >> pid >> start >> space;
-  if (!in || pid <= 0 || space == kCannotTell || space != process_space(proc)) return false;
-  const Beginning stat = read_beginning(fmt::format("{}/{}/stat", proc, pid));
+  const Words words = words_of(description);
+  if (!words.whole || words.pid <= 0 || words.space == kCannotTell || words.space != process_space(proc)) return false;
+  const Beginning stat = read_beginning(fmt::format("{}/{}/stat", proc, words.pid));
   // A /proc that is mounted with hidepid may hide a process that runs.
-  if (stat.error == ENOENT || stat.error == ESRCH) return ::kill(pid, 0) != 0 && errno == ESRCH;
+  if (stat.error == ENOENT || stat.error == ESRCH) return ::kill(words.pid, 0) != 0 && errno == ESRCH;
   const auto state = state_in(stat.text);
-  return state && (state->first == 'Z' || state->first == 'X' || state->second != start);
+  return state && (state->first == 'Z' || state->first == 'X' || state->second != words.start);
 }
 
 std::string read_note(const std::string& path) {

@@ -35,7 +35,8 @@ bool waits(const std::string& line) {
   static const std::regex kWait(
       R"(StreamPoint::here\(|event\.(record|block|synchronize)\(|recordDataPtrOnStream\(|)"
       R"(synchronize(Device|Stream|Event)\(|point\.finish\(|)"
-      R"((\.|->)wait\(\)|(joined\S*|begun|queued_)\.keep\(|StreamOfPoint \w+\(|keep_memory\(\);|keep\(round|moved = moved|set_multithreading_enabled\(|\.setDevice\()");
+      R"((\.|->)wait\(\)|(joined\S*|begun|queued_)\.keep\(|StreamOfPoint \w+\(|keep_memory\(\);|keep\(round|)"
+      R"(moved = moved|set_multithreading_enabled\(|\.setDevice\()");
   return std::regex_search(line, kWait) && !std::regex_search(line, kDefinition);
 }
 

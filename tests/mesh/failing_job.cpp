@@ -216,7 +216,7 @@ void fail(const std::string& how) {
   if (how == "ends well after a while") nap(3000);
   if (how == "names its backend") return say(std::string(to_string(world->cpu_backend())));
   if (how == "throws on a grid") return fail_on_grid(world);
-  // What a group has opened does not count below this limit, so that the end of a connection gives nothing back.
+  // A limit of descriptors that is set to this number stays below those of a group, whose end then gives none back.
   const int highest = fill_gaps();
   const DeviceMesh mesh = init_device_mesh("cpu", {world->size()}, {"tp"}, world);
   const bool early = how.find(" before ") != std::string::npos;
