@@ -1,8 +1,10 @@
-// Measures on one GPU: a transformer block's step (forward, backward, AdamW), its module under a tensor-parallel plan
-// on a mesh of one rank beside the same module as it is; filling large tensors with random numbers, DTensors beside
-// plain tensors; the other kernels of our own beside LibTorch's operators; and reading and writing files, beside copies
-// of pinned memory. What a plan costs where nothing is communicated is the CPU's time to queue the work, and whatever
-// waits for the GPU.
+// Measures on one GPU, all or one of four parts:
+//   block    a transformer block's step (forward, backward, AdamW), its module under a tensor-parallel plan on a mesh of
+//            one rank beside the same module as it is: where nothing is communicated, a plan costs the CPU's time to
+//            queue the work, and whatever waits for the GPU
+//   draws    filling large tensors with random numbers, DTensors beside plain tensors
+//   kernels  the other kernels of our own beside LibTorch's operators
+//   files    reading and writing files, beside copies of pinned memory
 
 #include <functional>
 #include <iostream>
@@ -71,7 +73,7 @@ Side make_side(const BlockSize& size, const at::TensorOptions& options, const te
   return side;
 }
 
-void measure_block(const BlockSize& size, const std::string& device, at::ScalarType dtype, int rounds, int steps) {
+void measure_block_of(const BlockSize& size, const std::string& device, at::ScalarType dtype, int rounds, int steps) {
   const tessera::DeviceMesh mesh = tessera::init_device_mesh(device, {1}, {"tp"}, tessera::World::create({}));
   const at::TensorOptions options = at::TensorOptions(dtype).device(mesh.device());
   const Side ours = make_side(size, options, &mesh), plain = make_side(size, options, nullptr);
@@ -83,8 +85,20 @@ void measure_block(const BlockSize& size, const std::string& device, at::ScalarT
   std::cout.flush();
 }
 
+void measure_block(const std::string& device, int rounds, int steps) {
+  fmt::print("{:<10}{:>8}{:>10}{:>8}{:>12}{:>12}{:>9}  {}\n", "dtype", "hidden", "sequence", "batch", "ours, us",
+             "plain, us", "ratio", "quartiles");
+  for (const BlockSize& size : {BlockSize{.hidden = 256, .sequence = 128, .batch = 1, .heads = 4},
+                                BlockSize{.hidden = 1024, .sequence = 512, .batch = 4, .heads = 16},
+                                BlockSize{.hidden = 4096, .sequence = 1024, .batch = 4, .heads = 32}}) {
+    if (device == "cpu" && size.hidden > 256) continue;
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) measure_block_of(size, device, dtype, rounds, steps);
+  }
+}
+
 // Fills tensors of 2^28 elements (on the CPU 2^20).
 void measure_draws(const std::string& device, int rounds) {
+  fmt::print("{:<32}{:>12}{:>12}{:>9}\n", "random numbers", "ours, us", "plain, us", "ratio");
   const tessera::DeviceMesh mesh = tessera::init_device_mesh(device, {1}, {"tp"}, tessera::World::create({}));
   const int64_t count = int64_t{1} << (device == "cpu" ? 20 : 28);
   const at::NoGradGuard no_grad;
@@ -105,32 +119,34 @@ void measure_draws(const std::string& device, int rounds) {
   }
 }
 
+void measure_files(const std::string& device, int rounds) {
+  fmt::print("{:<32}{:>12}{:>12}{:>9}\n", "files", "ours, GB/s", "copy, GB/s", "ratio");
+  const c10::Device at(device);
+  tessera::bench::measure_io(at.is_cpu() ? at : c10::Device(at.type(), 0), rounds);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("A block's step under a plan on one rank, beside the plain module");
-  std::string device = "cuda";
+  CLI::App app("A plan on one GPU, random numbers, kernels and files, each beside its peer");
+  std::string device = "cuda", only;
   int rounds = 15, steps = 20;
   app.add_option("--device", device, "cpu or cuda");
+  app.add_option("--only", only, "one part")->check(CLI::IsMember({"block", "draws", "kernels", "files"}));
   app.add_option("--rounds", rounds, "interleaved rounds")->check(CLI::PositiveNumber);
-  app.add_option("--steps", steps, "steps per round")->check(CLI::PositiveNumber);
+  app.add_option("--steps", steps, "steps per round of the block")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(1);
-  fmt::print("{:<10}{:>8}{:>10}{:>8}{:>12}{:>12}{:>9}  {}\n", "dtype", "hidden", "sequence", "batch", "ours, us",
-             "plain, us", "ratio", "quartiles");
+  const auto part = [&](const char* name, const std::function<void()>& measure) {
+    if (!only.empty() && only != name) return;
+    measure();
+    std::cout << std::endl;
+  };
   try {
-    for (const BlockSize& size : {BlockSize{.hidden = 256, .sequence = 128, .batch = 1, .heads = 4},
-                                  BlockSize{.hidden = 1024, .sequence = 512, .batch = 4, .heads = 16},
-                                  BlockSize{.hidden = 4096, .sequence = 1024, .batch = 4, .heads = 32}}) {
-      if (device == "cpu" && size.hidden > 256) continue;
-      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) measure_block(size, device, dtype, rounds, steps);
-    }
-    fmt::print("\n{:<32}{:>12}{:>12}{:>9}\n", "random numbers", "ours, us", "plain, us", "ratio");
-    measure_draws(device, rounds);
-    tessera::bench::measure_kernels(device, rounds);
-    fmt::print("\n{:<32}{:>12}{:>12}{:>9}\n", "files", "ours, GB/s", "copy, GB/s", "ratio");
-    const c10::Device at(device);
-    tessera::bench::measure_io(at.is_cpu() ? at : c10::Device(at.type(), 0), rounds);
+    part("block", [&] { measure_block(device, rounds, steps); });
+    part("draws", [&] { measure_draws(device, rounds); });
+    part("kernels", [&] { tessera::bench::measure_kernels(device, rounds); });
+    part("files", [&] { measure_files(device, rounds); });
   } catch (const std::exception& error) {
     std::cerr << "gpu: " << error.what() << "\n";
     return 1;

@@ -44,7 +44,7 @@ void print_row(const char* name, double ours, double copy) {
 }  // namespace
 
 void measure_io(c10::Device device, int rounds) {
-  const int64_t bytes = int64_t{1} << (device.is_cpu() ? 24 : 30);
+  const int64_t bytes = int64_t{1} << (device.is_cpu() ? 24 : 28);
   const auto path = std::filesystem::temp_directory_path() / fmt::format("tessera_gpu_io_{}.safetensors", getpid());
   const at::Tensor tensor = at::ones({bytes}, at::TensorOptions(at::kByte).device(device));
   const auto plan = plan_checkpoint({{"x", at::kByte, {bytes}, 0, 0}}, 2 * bytes, {});

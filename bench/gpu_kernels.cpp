@@ -103,7 +103,7 @@ void measure_packing(const Bench& bench) {
 
 void measure_kernels(const std::string& device, int rounds) {
   const Bench bench{init_device_mesh(device, {1}, {"tp"}, World::create({})), rounds};
-  fmt::print("\n{:<44}{:>12}{:>12}{:>9}{:>12}\n", "kernels, bfloat16", "ours, us", "plain, us", "ratio", "limit, us");
+  fmt::print("{:<44}{:>12}{:>12}{:>9}{:>12}\n", "kernels, bfloat16", "ours, us", "plain, us", "ratio", "limit, us");
   for (const int64_t classes : {16032, 128256}) measure_cross_entropy(bench, bench.sized(classes));
   measure_embedding(bench);
   measure_packing(bench);

@@ -336,12 +336,12 @@ std::string FailureBoard::who_is_missing(const std::vector<int64_t>& ranks,
   return text;
 }
 
-void FailureBoard::wait_until_acknowledged(std::chrono::milliseconds patience) noexcept {
-  if (!options_.rank_0_serves_store || options_.rank != 0) return;
+void FailureBoard::keep_store_for_others(std::chrono::milliseconds patience) noexcept {
+  if (options_.rank_0_serves_store && options_.rank != 0) return;
   try_in_store("the store ended early", [&] {
     std::vector<int64_t> everyone(static_cast<std::size_t>(options_.size));
     std::iota(everyone.begin(), everyone.end(), int64_t{0});
-    without_key(everyone, known_key, patience);
+    without_key(everyone, options_.rank_0_serves_store ? known_key : process_key, patience);
   });
 }
 

@@ -21,12 +21,14 @@ namespace tessera {
 namespace {
 
 // A rank whose collective failed searches for the reason for at most one of the first two times. Then it waits for at
-// most the third: for the ranks that are alive to say so, or, if it serves the store, for the others to read the
-// reason. Together they are below the 5 seconds within which every rank must report a failure.
+// most the third: for the ranks that are alive to say so, or in keep_store_for_others(). Together they are below the 5
+// seconds within which every rank must report a failure.
 constexpr auto kSearchPatience = std::chrono::milliseconds(2000);
 constexpr auto kShortPatience = std::chrono::milliseconds(100);
 constexpr auto kPublishPatience = std::chrono::milliseconds(2000);
 constexpr auto kLastPatience = std::chrono::milliseconds(1000);
+// A rank that fails at once waits for others that have not started yet. Nobody waits for that rank meanwhile.
+constexpr auto kStartPatience = std::chrono::milliseconds(3000);
 
 // Gloo and NCCL have no exception type for timeouts.
 bool says_timeout(const std::string& text) {
@@ -46,7 +48,7 @@ void World::fail(const std::string& where, const std::string& text) noexcept {
     // If there is no memory for the text, the groups are closed nevertheless; the other ranks then report a lost peer.
   }
   impl_->groups.close_all();
-  impl_->board->wait_until_acknowledged(kLastPatience);
+  impl_->board->keep_store_for_others(kStartPatience);
 }
 
 void World::check_alive() const {
@@ -116,7 +118,7 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
   if (failure.kind == Failure::Kind::kTimeout || unknown || in_vain) {
     text += board.who_is_missing(ranks, kLastPatience);
   } else {
-    board.wait_until_acknowledged(kLastPatience);
+    board.keep_store_for_others(kLastPatience);
   }
   const bool told = text.find(library_text) != std::string::npos || library_text.find(text) != std::string::npos;
   const std::string whole = fmt::format("rank {}, {} over ranks [{}]: {}{}", rank(), where, fmt::join(ranks, ", "),

@@ -160,11 +160,12 @@ _BACKEND_ENV = {
     "threads": {"TESSERA_TEST_RANKS": "threads"},
 }
 
-def _tests(name, srcs, deps, copts, backends, env, tags, precompiled, as_one, **kwargs):
+def _tests(name, srcs, deps, size, copts, backends, env, tags, precompiled, as_one, **kwargs):
     """Makes one test per backend: NAME for the first, NAME_mpi for mpi after it. The cases are compiled once.
 
-    What comes after threads is for tools/test --full. Each process has one thread for an operator, unless `env` says
-    otherwise: threads of tests that run at once on the same cores wait for each other in loops, for minutes.
+    What comes after threads is for tools/test --full, which starts each rank as a program: it may take 15 minutes.
+    Each process has one thread for an operator, unless `env` says otherwise: threads of tests that run at once on the
+    same cores wait for each other in loops, for minutes.
     """
     env = dict({"OMP_NUM_THREADS": "1"}, **env)
     for backend in backends:
@@ -187,13 +188,15 @@ def _tests(name, srcs, deps, copts, backends, env, tags, precompiled, as_one, **
         )
         srcs, deps = [], [":" + name + "_cases"]
     for backend in backends:
+        is_long = backends[0] == "threads" and backend != "threads"
         native.cc_test(
             name = name if backend == backends[0] else name + "_" + backend,
             srcs = srcs,
             deps = deps,
+            size = "large" if is_long else size,
             copts = copts,
             env = dict(env, **_BACKEND_ENV[backend]),
-            tags = tags + (["long"] if backends[0] == "threads" and backend != "threads" else []),
+            tags = tags + (["long"] if is_long else []),
             **kwargs
         )
 

@@ -49,6 +49,12 @@ TEST_CASE("a rank throws before a group is made: those that make it do not wait"
                      {"making a process group over ranks [0, 1, 2]", "rank 2 " + kThrown});
 }
 
+TEST_CASE("a rank throws before the others join: they get its text, though it would be the last to have the store") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  check_others_ended(run_job("throws before the others join", 3), 3,
+                     {"making a process group over ranks [0, 1, 2]", "rank 2 " + kThrown});
+}
+
 TEST_CASE("a rank throws: ranks that share no group with it end too, also while they wait for a busy one") {
   TESSERA_SKIP_WITHOUT_MPI();
   check_others_ended(run_job("throws on a grid", 4), 4, {"rank 3 " + kThrown});
