@@ -30,7 +30,8 @@ double tick_of(double span) {
 class Timeline {
  public:
   Timeline(const std::vector<Lane>& lanes, const TimelineOptions& options) : lanes_(lanes), options_(options) {
-    begin_ = options.begin_ns != 0 ? options.begin_ns : std::numeric_limits<int64_t>::max();
+    constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+    begin_ = options.begin_ns != 0 ? options.begin_ns : kNever;
     end_ = options.end_ns;
     for (const Lane& lane : lanes) {
       left_ = std::max(left_, kMargin + text_width(lane.name) + 8);
@@ -39,6 +40,7 @@ class Timeline {
         if (options.end_ns == 0) end_ = std::max(end_, slice.end_ns);
       }
     }
+    if (begin_ == kNever) begin_ = end_;  // no lane has a slice
     end_ = std::max(end_, begin_ + 1);
     scale_ = std::max(1.0, options.width - left_ - kMargin) / static_cast<double>(end_ - begin_);
   }

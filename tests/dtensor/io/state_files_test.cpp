@@ -291,8 +291,8 @@ TEST_CASE(
   const TempFolder folder;
   for (const int64_t step : {1, 2, 3}) make_step(folder.path(), step);
   const auto message_without_descriptors = [](const auto& act) -> std::string {
-    const NoDescriptors none;
     try {
+      const NoDescriptors none;
       act();
     } catch (const std::system_error& error) {
       return error.what();
