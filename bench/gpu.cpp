@@ -1,7 +1,7 @@
 // Measures on one GPU, all or one of four parts:
-//   block    a transformer block's step (forward, backward, AdamW), its module under a tensor-parallel plan on a mesh of
-//            one rank beside the same module as it is: where nothing is communicated, a plan costs the CPU's time to
-//            queue the work, and whatever waits for the GPU
+//   block    a transformer block's step (forward, backward, AdamW), its module under a tensor-parallel plan on a mesh
+//            of one rank beside the same module as it is: where nothing is communicated, a plan costs the CPU's time
+//            to queue the work, and whatever waits for the GPU
 //   draws    filling large tensors with random numbers, DTensors beside plain tensors
 //   kernels  the other kernels of our own beside LibTorch's operators
 //   files    reading and writing files, beside copies of pinned memory

@@ -109,9 +109,10 @@ class FailureBoard {
   // came. Where the store ends meanwhile, what it said last counts. The rank that serves the store then waits for half
   // a second at most until the others have looked too. Call it only after failed().
   std::string who_is_missing(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
-  // Waits, at most `patience`, until the store may end with this rank's process. Where rank 0 serves it, that rank waits
-  // until the others know of the failure, and the others do not wait. Else every rank waits until all have joined: the
-  // last process that has a store's folder removes it, and a rank that comes later would find none of the failure.
+  // Waits, at most `patience`, until the store may end with this rank's process. Where rank 0 serves it, that rank
+  // waits until the others know of the failure, and the others do not wait. Else every rank waits until all have
+  // joined: the last process that has a store's folder removes it, and a rank that comes later would find none of the
+  // failure.
   void keep_store_for_others(std::chrono::milliseconds patience) noexcept;
 
  private:
