@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -131,22 +132,24 @@ int main(int argc, char** argv) {
   CLI::App app("A plan on one GPU, random numbers, kernels and files, each beside its peer");
   std::string device = "cuda", only;
   int rounds = 15, steps = 20;
+  const std::map<std::string, std::function<void()>> parts = {
+      {"block", [&] { measure_block(device, rounds, steps); }},
+      {"draws", [&] { measure_draws(device, rounds); }},
+      {"files", [&] { measure_files(device, rounds); }},
+      {"kernels", [&] { tessera::bench::measure_kernels(device, rounds); }},
+  };
   app.add_option("--device", device, "cpu or cuda");
-  app.add_option("--only", only, "one part")->check(CLI::IsMember({"block", "draws", "kernels", "files"}));
+  app.add_option("--only", only, "one part")->check(CLI::IsMember(parts));
   app.add_option("--rounds", rounds, "interleaved rounds")->check(CLI::PositiveNumber);
   app.add_option("--steps", steps, "steps per round of the block")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(1);
-  const auto part = [&](const char* name, const std::function<void()>& measure) {
-    if (!only.empty() && only != name) return;
-    measure();
-    std::cout << std::endl;
-  };
   try {
-    part("block", [&] { measure_block(device, rounds, steps); });
-    part("draws", [&] { measure_draws(device, rounds); });
-    part("kernels", [&] { tessera::bench::measure_kernels(device, rounds); });
-    part("files", [&] { measure_files(device, rounds); });
+    for (const auto& [name, measure] : parts) {
+      if (!only.empty() && only != name) continue;
+      measure();
+      std::cout << std::endl;
+    }
   } catch (const std::exception& error) {
     std::cerr << "gpu: " << error.what() << "\n";
     return 1;

@@ -75,18 +75,10 @@ std::string comparable(const std::string& text) {
   return out;
 }
 
-std::string output_of_four_ranks(const std::string& program) {
+std::string output_of_four_ranks(const std::string& program, int exit_code = 0) {
   const ShellOutcome outcome = shell("timeout 120 tools/launcher/launch --no-prefix -n 4 " + program);
   CAPTURE(outcome.output);
-  CHECK(outcome.exit_code == 0);
-  return comparable("\n" + outcome.output);
-}
-
-// Returns what four ranks print of which one is lost, under the launcher that names each rank.
-std::string output_of_a_failure(const std::string& program) {
-  const ShellOutcome outcome = shell("timeout 120 tools/launcher/launch -n 4 " + program);
-  CAPTURE(outcome.output);
-  CHECK(outcome.exit_code == 128 + SIGKILL);
+  CHECK(outcome.exit_code == exit_code);
   return comparable("\n" + outcome.output);
 }
 
@@ -217,7 +209,7 @@ TEST_CASE("docs: what programs print is what the pages show") {
       comparable("\n" + shell("tests/docs/pictures").output),
       output_of_four_ranks("tests/docs/train " + folder.path()),
       output_of_four_ranks("tests/docs/user_operator"),
-      output_of_a_failure("tests/docs/failing"),
+      output_of_four_ranks("tests/docs/failing", 128 + SIGKILL),
       output_of_four_ranks("examples/embed/embed --weights " + model + " --vocab " + model + "/vocab.txt"),
   };
   for (const Page& page : tessera::testing::read_pages(root())) {
