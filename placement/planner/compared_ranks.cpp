@@ -73,6 +73,22 @@ std::size_t ComparedRanks::first_of_group(std::size_t rank, uint32_t mesh_dims) 
   return out;
 }
 
+std::vector<std::size_t> ComparedRanks::first_ranks(uint32_t mesh_dims) const {
+  std::vector<std::size_t> out;
+  for (std::size_t r = 0; r < count(); ++r) {
+    if (first_of_group(r, mesh_dims) == r) out.push_back(r);
+  }
+  return out;
+}
+
+std::size_t ComparedRanks::num_groups(uint32_t mesh_dims) const {
+  std::size_t out = 1;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    if ((mesh_dims & bit(i)) == 0) out *= counts[i];
+  }
+  return out;
+}
+
 ComparedRanks compared_ranks(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape,
                              const std::vector<Placements>& choices, bool sample) {
   const int64_t ranks = std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1}, std::multiplies<>());

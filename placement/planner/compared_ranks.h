@@ -22,6 +22,10 @@ struct ComparedRanks {
   std::size_t count() const { return coordinates.size(); }
   // Returns the rank at coordinate 0 of `mesh_dims` (a bit for each) and at `rank`'s coordinates elsewhere.
   std::size_t first_of_group(std::size_t rank, uint32_t mesh_dims) const;
+  // Returns the first rank of each group along `mesh_dims`, ascending.
+  std::vector<std::size_t> first_ranks(uint32_t mesh_dims) const;
+  // Returns how many these are.
+  std::size_t num_groups(uint32_t mesh_dims) const;
   // Returns all mesh dimensions.
   uint32_t every() const { return static_cast<uint32_t>(sizes_of_groups.size()) - 1; }
   // Returns the product of the sizes of these mesh dimensions.

@@ -24,6 +24,15 @@ Intervals joined(std::vector<Interval> all) {
   return out;
 }
 
+// Multiplies each number by the number of elements that are in both of two intervals.
+void multiply_overlaps(const int64_t* begins_a, const int64_t* sizes_a, const int64_t* begins_b, const int64_t* sizes_b,
+                       std::size_t count, int64_t* numbers) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const int64_t end = std::min(begins_a[i] + sizes_a[i], begins_b[i] + sizes_b[i]);
+    numbers[i] *= std::max<int64_t>(end - std::max(begins_a[i], begins_b[i]), 0);
+  }
+}
+
 }  // namespace
 
 CutTable::CutTable(int64_t tensor_dim, int64_t size, const ComparedRanks& ranks, const std::vector<Placements>& choices)
@@ -52,6 +61,8 @@ int CutTable::add(int from, std::size_t mesh_dim, std::size_t choice) {
   Way way = ways_[index(from)];
   way.intervals.clear();
   way.merged.clear();
+  way.groups.clear();
+  way.shorter = from;
   way.dims[way.length] = static_cast<uint8_t>(mesh_dim);
   way.choices[way.length++] = static_cast<uint8_t>(choice);
   way.cutters |= bit(mesh_dim);
@@ -232,22 +243,20 @@ const std::vector<Intervals>& CutTable::merged(int way, uint32_t mesh_dims) {
   std::vector<std::vector<Interval>> all(ranks_.count());
   for (std::size_t r = 0; r < ranks_.count(); ++r) {
     const std::size_t first = ranks_.first_of_group(r, alike);
-    if (!ranks_.all) {
-      if (first == r) append_group(it, r, mesh_dims, all[r]);
-    } else if (ranks_.first_of_group(r, ~it.cutters) == r) {  // else another rank has the same part
-      const Intervals mine = part(way, r);
-      all[first].insert(all[first].end(), mine.begin(), mine.end());
-    }
+    if (ranks_.first_of_group(r, ~it.cutters) != r) continue;  // another rank has the same part
+    const Intervals mine = part(way, r);
+    all[first].insert(all[first].end(), mine.begin(), mine.end());
   }
   for (auto& each : all) out.push_back(joined(std::move(each)));
   return out;
 }
 
-// Appends the parts of the ranks along `mesh_dims`, of which not all are compared.
-void CutTable::append_group(const Way& way, std::size_t first, uint32_t mesh_dims, std::vector<Interval>& out) const {
-  const Placements placements = placements_of(way);
+Intervals CutTable::part_of_group(int way, std::size_t first, uint32_t mesh_dims) const {
+  if (mesh_dims == 0) return part(way, first);
+  const Placements placements = placements_of(ways_[index(way)]);
   const std::vector<Cut> cuts = cuts_of(tensor_dim_, placements, ranks_.mesh_shape);
   std::vector<int64_t> at = ranks_.coordinates[first];
+  std::vector<Interval> out;
   for (int64_t member = 0; member < ranks_.ranks_of(mesh_dims); ++member) {
     int64_t rest = member;
     for (std::size_t i = 0; mesh_dims >> i != 0; ++i) {
@@ -258,6 +267,7 @@ void CutTable::append_group(const Way& way, std::size_t first, uint32_t mesh_dim
     const Intervals part = part_of(size_, cuts, ranks_.mesh_shape, at);
     out.insert(out.end(), part.begin(), part.end());
   }
+  return joined(std::move(out));
 }
 
 Intervals CutTable::part(int way, std::size_t rank) const {
@@ -273,24 +283,56 @@ void CutTable::multiply_already_held(int from, int to, int64_t* numbers) const {
   if (from == to) {
     for (std::size_t r = 0; r < count; ++r) numbers[r] *= size_a[r];
   } else if (ways_[index(from)].single && ways_[index(to)].single) {
-    const int64_t* const size_b = sizes(to);
-    const int64_t* const a = &begins_[index(from) * count];
-    const int64_t* const b = &begins_[index(to) * count];
-    for (std::size_t r = 0; r < count; ++r) {
-      const int64_t held = std::min(a[r] + size_a[r], b[r] + size_b[r]) - std::max(a[r], b[r]);
-      numbers[r] *= std::max<int64_t>(held, 0);
-    }
+    multiply_overlaps(&begins_[index(from) * count], size_a, &begins_[index(to) * count], sizes(to), count, numbers);
   } else {
     for (std::size_t r = 0; r < count; ++r) numbers[r] *= held_for(from, r, to, r);
   }
 }
 
-int64_t CutTable::held_by_group(int from, int to, uint32_t mesh_dims, std::size_t rank) {
-  const auto group = [&](int way) -> const Intervals& {
-    const uint32_t cutters = ways_[index(way)].cutters;
-    return merged(way, mesh_dims & cutters)[ranks_.first_of_group(rank, mesh_dims | ~cutters)];
-  };
-  return overlap(group(from), group(to));
+void CutTable::multiply_held_by_groups(int from, int to, uint32_t mesh_dims, std::vector<int64_t>& numbers) {
+  const Groups& have = groups(from, mesh_dims);
+  const Groups& need = groups(to, mesh_dims);
+  if (&have == &need) {
+    for (std::size_t g = 0; g < numbers.size(); ++g) numbers[g] *= need.sizes[g];
+  } else if (have.intervals.empty() && need.intervals.empty()) {
+    multiply_overlaps(have.begins.data(), have.sizes.data(), need.begins.data(), need.sizes.data(), numbers.size(),
+                      numbers.data());
+  } else {
+    for (std::size_t g = 0; g < numbers.size(); ++g) numbers[g] *= overlap(have.of(g), need.of(g));
+  }
+}
+
+// Ranks along the mesh dimension that makes the last cut, by chunks, have together what a rank has without that cut.
+const CutTable::Groups& CutTable::groups(int way, uint32_t mesh_dims) {
+  const Way& it = ways_[index(way)];
+  if (it.length > 0) {
+    const std::size_t last = it.length - 1U;
+    const bool chunked = choices_[it.dims[last]][it.choices[last]].is_chunks();
+    if (chunked && (mesh_dims & bit(it.dims[last])) != 0) return groups(it.shorter, mesh_dims);
+  }
+  const auto [place, fresh] = ways_[index(way)].groups.try_emplace(mesh_dims);
+  if (fresh) place->second = find_groups(way, mesh_dims);
+  return place->second;
+}
+
+CutTable::Groups CutTable::find_groups(int way, uint32_t mesh_dims) const {
+  const Way& it = ways_[index(way)];
+  const std::vector<std::size_t> firsts = ranks_.first_ranks(mesh_dims);
+  std::vector<Intervals> parts;
+  for (const std::size_t r : firsts) {
+    // A group has the same as an earlier one if they differ along mesh dimensions that do not cut.
+    const std::size_t like = ranks_.first_of_group(r, mesh_dims | ~it.cutters);
+    const auto earlier = static_cast<std::size_t>(std::ranges::lower_bound(firsts, like) - firsts.begin());
+    parts.push_back(like < r ? parts[earlier] : part_of_group(way, r, mesh_dims & it.cutters));
+  }
+  Groups out;
+  for (const Intervals& part : parts) {
+    out.begins.push_back(part.empty() ? 0 : part.front().begin);
+    out.sizes.push_back(count(part));
+  }
+  if (std::ranges::any_of(parts, [](const Intervals& part) { return part.size() > 1; }))
+    out.intervals = std::move(parts);
+  return out;
 }
 
 }  // namespace tessera

@@ -72,16 +72,26 @@ class CutTable {
   }
   // Multiplies the number of each compared rank by the number of elements that it has and needs.
   void multiply_already_held(int from, int to, int64_t* numbers) const;
-  // Returns how many elements the ranks of a group along `mesh_dims` have under `from` and need under `to`, each
-  // counted once. `rank` is one of them.
-  int64_t held_by_group(int from, int to, uint32_t mesh_dims, std::size_t rank);
+  // Multiplies the number of each group of ranks along `mesh_dims` by the number of elements that its ranks have under
+  // `from` and need under `to`, each counted once. The groups are in the order of their first ranks.
+  void multiply_held_by_groups(int from, int to, uint32_t mesh_dims, std::vector<int64_t>& numbers);
 
  private:
+  // Holds what the ranks of each of some groups have together, in the order of their first ranks.
+  struct Groups {
+    std::vector<int64_t> begins, sizes;
+    std::vector<Intervals> intervals;  // empty if each group has one interval at most
+
+    Intervals of(std::size_t group) const {
+      return intervals.empty() ? one_interval(begins[group], begins[group] + sizes[group]) : intervals[group];
+    }
+  };
   struct Way {
     std::array<uint8_t, kMostMeshDims> dims = {};
     std::array<uint8_t, kMostMeshDims> choices = {};
     uint8_t length = 0;
     uint32_t cutters = 0;  // dims as bits
+    int shorter = 0;       // the way without the last cut
     bool legal = true;
     bool even = true;                  // chunks of equal size, not empty
     bool binary = true;                // by mesh dimensions whose sizes are powers of two
@@ -89,6 +99,7 @@ class CutTable {
     std::vector<Intervals> intervals;  // for each compared rank, when not single
     // Maps some of its mesh dimensions to what the ranks along these hold together.
     std::map<uint32_t, std::vector<Intervals>> merged;
+    std::map<uint32_t, Groups> groups;  // by mesh dimensions
   };
   static std::size_t index(int way) { return static_cast<std::size_t>(way); }
 
@@ -104,9 +115,13 @@ class CutTable {
   // Says whether the ranks along `mesh_dims` together hold what each of them needs. If so, sets `whole`.
   bool covers(int from, uint32_t mesh_dims, int to, bool& whole);
   // Returns what the ranks along `mesh_dims` hold together, for the first rank of every group of those that agree in
-  // the other mesh dimensions that cut.
+  // the other mesh dimensions that cut. All ranks must be compared.
   const std::vector<Intervals>& merged(int way, uint32_t mesh_dims);
-  void append_group(const Way& way, std::size_t first, uint32_t mesh_dims, std::vector<Interval>& out) const;
+  // Returns what the ranks along `mesh_dims` hold together.
+  const Groups& groups(int way, uint32_t mesh_dims);
+  Groups find_groups(int way, uint32_t mesh_dims) const;
+  // Returns what the ranks of one group hold together. `mesh_dims` must cut.
+  Intervals part_of_group(int way, std::size_t first, uint32_t mesh_dims) const;
   Intervals part(int way, std::size_t rank) const;
 
   const int64_t tensor_dim_;

@@ -1,6 +1,7 @@
 #include "tessera/placement/planner/element_counts.h"
 
 #include <algorithm>
+#include <bit>
 
 #include <c10/util/SmallVector.h>
 
@@ -46,6 +47,7 @@ class EqualBits {
 ElementCounts::ElementCounts(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape,
                              const std::vector<Placements>& choices, bool sample)
     : choices_(choices), ranks_(compared_ranks(shape, mesh_shape, choices, sample)), cut_dim_of_(shape.size()) {
+  for (const int64_t n : mesh_shape) bits_.push_back(std::bit_width(static_cast<uint64_t>(n)) - 1);
   make_tables(shape);
 }
 
@@ -84,6 +86,7 @@ bool ElementCounts::add(const std::vector<std::vector<uint8_t>>& sequences,
       return false;
     }
     layout.even = layout.even && tables_[t].is_even(way);
+    for (const uint8_t i : sequences[t]) layout.first_bits[i] = static_cast<int8_t>(tables_[t].first_bit(way, i));
     layout.sharded |= cutters;
     ways_.push_back(way);
     cutters_.push_back(cutters);
@@ -195,50 +198,43 @@ double ElementCounts::mean_across(Node from, Node to, uint32_t slow) {
   const auto tiles = static_cast<double>(ranks_.ranks_of(fast & of(to).sharded));
   const double held = is_even(to) ? least_held_by_groups(from, to, slow) : -1;
   if (held >= 0) return static_cast<double>(largest(to)) - held / tiles;
-  int64_t most = 0;
-  for (std::size_t r = 0; r < ranks_.count(); ++r) {
-    if (ranks_.first_of_group(r, fast) != r) continue;
-    int64_t needed = uncut_;
-    int64_t found = uncut_;
-    for (std::size_t t = 0; t < tables_.size(); ++t) {
-      needed *= tables_[t].held_by_group(ways(to)[t], ways(to)[t], fast, r);
-      found *= tables_[t].held_by_group(ways(from)[t], ways(to)[t], fast, r);
-    }
-    most = std::max(most, needed - found);
+  get_.assign(ranks_.num_groups(fast), uncut_);
+  std::vector<int64_t>& found = scratch_;
+  found.assign(get_.size(), uncut_);
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    tables_[t].multiply_held_by_groups(ways(to)[t], ways(to)[t], fast, get_);
+    tables_[t].multiply_held_by_groups(ways(from)[t], ways(to)[t], fast, found);
   }
+  int64_t most = 0;
+  for (std::size_t g = 0; g < get_.size(); ++g) most = std::max(most, get_[g] - found[g]);
   return static_cast<double>(most) / tiles;
 }
 
 // A group has and needs an element if bits of the element's index give the group's coordinates in both layouts. Each
 // such bit halves the number of elements; if one bit has to be two coordinates, a group of which these differ has none.
 double ElementCounts::least_held_by_groups(Node from, Node to, uint32_t slow) const {
-  struct Given {
-    std::size_t cut_dim;
-    int place;
-    std::size_t mesh_dim;
-    int bit;
-  };
-  c10::SmallVector<Given, 16> given;
-  bool differ = false;
-  for (const Node node : {from, to}) {
-    const uint32_t cutters = slow & of(node).sharded;
-    for (std::size_t i = 0; cutters >> i != 0; ++i) {
-      if ((cutters & bit(i)) == 0) continue;
-      const std::size_t t = of(node).shards[i];
-      const int first = tables_[t].first_bit(ways(node)[t], i);
-      if (first < 0) return -1;
-      for (int k = 0; (ranks_.mesh_shape[i] >> k) > 1; ++k) {
-        const auto same = [&](const Given& other) { return other.cut_dim == t && other.place == first + k; };
-        const auto known = std::ranges::find_if(given, same);
-        if (known == given.end()) {
-          given.push_back({.cut_dim = t, .place = first + k, .mesh_dim = i, .bit = k});
-        } else {
-          differ |= known->mesh_dim != i || known->bit != k;
-        }
-      }
+  const Counted& a = of(from);
+  const Counted& b = of(to);
+  int bits = 0;
+  for (const Counted* layout : {&a, &b}) {
+    for (uint32_t rest = slow & layout->sharded; rest != 0; rest &= rest - 1) {
+      const auto i = static_cast<std::size_t>(std::countr_zero(rest));
+      if (layout->first_bits[i] < 0) return -1;
+      bits += bits_[i];
     }
   }
-  return differ ? 0 : elements_ / static_cast<double>(uint64_t{1} << given.size());
+  for (uint32_t in_a = slow & a.sharded; in_a != 0; in_a &= in_a - 1) {
+    const auto i = static_cast<std::size_t>(std::countr_zero(in_a));
+    for (uint32_t in_b = slow & b.sharded; in_b != 0; in_b &= in_b - 1) {
+      const auto j = static_cast<std::size_t>(std::countr_zero(in_b));
+      const int end = std::min(a.first_bits[i] + bits_[i], b.first_bits[j] + bits_[j]);
+      const int twice = a.shards[i] == b.shards[j] ? end - std::max(a.first_bits[i], b.first_bits[j]) : 0;
+      if (twice <= 0) continue;
+      if (i != j || a.first_bits[i] != b.first_bits[j]) return 0;
+      bits -= twice;
+    }
+  }
+  return elements_ / static_cast<double>(uint64_t{1} << bits);
 }
 
 double ElementCounts::live(Node from, Node to, double received) {
@@ -278,10 +274,10 @@ double ElementCounts::held_by_groups(Node from, Node to, uint32_t mesh_dims) con
     if ((both & bit(i)) == 0) continue;
     const std::size_t a = of(from).shards[i];
     const std::size_t b = of(to).shards[i];
-    const int first_a = tables_[a].first_bit(ways(from)[a], i);
-    const int first_b = tables_[b].first_bit(ways(to)[b], i);
+    const int first_a = of(from).first_bits[i];
+    const int first_b = of(to).first_bits[i];
     if (first_a < 0 || first_b < 0) continue;
-    for (int k = 0; (ranks_.mesh_shape[i] >> k) > 1; ++k) {
+    for (int k = 0; k < bits_[i]; ++k) {
       if (equal.add({a, first_a + k}, {b, first_b + k})) out /= 2;
     }
   }

@@ -117,8 +117,9 @@ class ElementCounts {
 
  private:
   struct Counted {
-    uint32_t sharded = 0;                            // the mesh dimensions that cut
-    std::array<uint8_t, kMostMeshDims> shards = {};  // [mesh dim]: the cut dimension that it shards
+    uint32_t sharded = 0;                               // the mesh dimensions that cut
+    std::array<uint8_t, kMostMeshDims> shards = {};     // [mesh dim]: the cut dimension that it shards
+    std::array<int8_t, kMostMeshDims> first_bits = {};  // [mesh dim]: see CutTable::first_bit
     int64_t largest = 0;
     bool even = true;
     CutTable::SampledCounts sampled_sizes = {};
@@ -141,12 +142,13 @@ class ElementCounts {
   const ComparedRanks ranks_;
   std::vector<CutTable> tables_;         // one per cut dimension
   std::vector<std::size_t> cut_dim_of_;  // [tensor dim]; past the end of tables_ if no choice shards it
+  std::vector<int> bits_;                // [mesh dim]: the logarithm of its size, rounded down
   double elements_ = 1;
   int64_t uncut_ = 1;  // the product of the sizes of the tensor dimensions that are not cut
   std::vector<Counted> layouts_;
   std::vector<int> ways_;          // [layout][cut dim]
   std::vector<uint32_t> cutters_;  // [layout][cut dim]: the mesh dimensions that cut, a bit for each
-  // Hold the elements that each compared rank has and that it needs; scratch_ holds another number for each.
+  // Hold the elements that each compared rank, or group, has and that it needs; scratch_ holds another number for each.
   std::vector<int64_t> have_, get_, scratch_;
   Node have_of_ = -1;
 };

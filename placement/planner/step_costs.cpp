@@ -88,7 +88,7 @@ std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
     return is_every(some) ? static_cast<double>(counts_.sampled_missing(to, needs)) : least_missing(some);
   };
   if (!moves || is_dearer(needs.mesh_dims, sampled, limit)) return std::nullopt;
-  const Step out = move(from, to, needs);
+  const Step out = move(from, to, needs, limit);
   return out.microseconds > limit ? std::nullopt : std::optional(out);
 }
 
@@ -138,7 +138,7 @@ double StepCosts::most_live(Node from, Node to) const {
   return element_size_ * static_cast<double>(counts_.largest(from) + 3 * counts_.largest(to));
 }
 
-Step StepCosts::move(Node from, Node to, const ElementCounts::Needs& needs) {
+Step StepCosts::move(Node from, Node to, const ElementCounts::Needs& needs, double limit) {
   const uint32_t needed = needs.mesh_dims;
   const ElementCounts::Missing missing = counts_.missing(from, to);
   const bool gathers =
@@ -146,7 +146,7 @@ Step StepCosts::move(Node from, Node to, const ElementCounts::Needs& needs) {
   const auto received = [&](uint32_t some) {
     return is_every(some) ? static_cast<double>(missing.most) : counts_.mean_across(from, to, some);
   };
-  Step out = priced(gathers ? PlanStep::Kind::kAllGather : PlanStep::Kind::kAllToAll, needed, received);
+  Step out = priced(gathers ? PlanStep::Kind::kAllGather : PlanStep::Kind::kAllToAll, needed, received, limit);
   out.peak = element_size_ * static_cast<double>(missing.live);
   return out;
 }
@@ -165,14 +165,20 @@ void StepCosts::make_links() {
   }
 }
 
-Step StepCosts::priced(PlanStep::Kind kind, uint32_t mesh_dims, Received received) const {
+// Computes CostModel::microseconds over levels that are known.
+Step StepCosts::priced(PlanStep::Kind kind, uint32_t mesh_dims, Received received, double limit) const {
   Step out{.kind = kind, .mesh_dims = mesh_dims, .bytes = received(counts_.ranks().every()) * element_size_};
   if (out.bytes == 0 || counts_.ranks().ranks_of(mesh_dims) == 1) return out;
   const Link& link = slowest(mesh_dims);
-  if (link.bytes_per_microsecond == levels_.front().bytes_per_microsecond) {  // no bytes cross a slower link
-    out.microseconds = link.microseconds + out.bytes / link.bytes_per_microsecond;
-  } else {
-    out.microseconds = model_.microseconds(mesh_dims, [&](uint32_t slow) { return received(slow) * element_size_; });
+  const bool fast = link.bytes_per_microsecond == levels_.front().bytes_per_microsecond;  // no bytes cross slower links
+  out.microseconds = link.microseconds;
+  double slower = 0;  // bytes that cross the slower links
+  for (std::size_t i = fast ? 1 : levels_.size(); i-- > 0;) {
+    const double here = i == 0 ? out.bytes : received(levels_[i].mesh_dims) * element_size_;
+    const double bytes = std::max(here, slower);
+    out.microseconds += (bytes - slower) / levels_[i].bytes_per_microsecond;
+    slower = bytes;
+    if (out.microseconds > limit) break;
   }
   return out;
 }

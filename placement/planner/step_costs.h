@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -73,11 +74,11 @@ class StepCosts {
   // Says whether a step over these mesh dimensions in which a rank receives so many elements takes more than `limit`
   // microseconds.
   bool is_dearer(uint32_t mesh_dims, Received received, double limit) const {
-    return priced(PlanStep::Kind::kAllToAll, mesh_dims, received).microseconds > limit;
+    return priced(PlanStep::Kind::kAllToAll, mesh_dims, received, limit).microseconds > limit;
   }
   // Says whether all mesh dimensions of more than one rank are among `some`.
   bool is_every(uint32_t some) const { return counts_.ranks().ranks_of(counts_.ranks().every() & ~some) == 1; }
-  Step move(Node from, Node to, const ElementCounts::Needs& needs);
+  Step move(Node from, Node to, const ElementCounts::Needs& needs, double limit);
   // Returns how many of the other ranks of a group along `mesh_dims` differ from a rank along `some` mesh dimensions.
   double other_ranks(uint32_t mesh_dims, uint32_t some) const {
     const ComparedRanks& ranks = counts_.ranks();
@@ -88,7 +89,10 @@ class StepCosts {
   // Returns a lower bound on the elements that a rank receives on average in steps over some of `mesh_dims`, on every
   // path to the target.
   double least_over(Node node, uint32_t mesh_dims);
-  Step priced(PlanStep::Kind kind, uint32_t mesh_dims, Received received) const;
+  // Returns the step without what is live. Where it takes more than `limit` microseconds, the time may lack the part of
+  // the faster links.
+  Step priced(PlanStep::Kind kind, uint32_t mesh_dims, Received received,
+              double limit = std::numeric_limits<double>::infinity()) const;
   double find_bound(Node node);
 
   const LayoutSpace& space_;
