@@ -30,6 +30,15 @@ constexpr c10::DispatchKeySet kKeys({kDTensorKey, kAutogradDTensorKey, c10::Disp
 constexpr c10::DispatchKeySet kCpuKeys = kKeys.add(c10::DispatchKey::AutocastCPU);
 constexpr c10::DispatchKeySet kCudaKeys = kKeys.add(c10::DispatchKey::AutocastCUDA);
 
+// GCC says by a macro that it compiles for AddressSanitizer, Clang as a feature.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kAddressSanitizer = true;
+#elif defined(__has_feature)
+constexpr bool kAddressSanitizer = __has_feature(address_sanitizer);
+#else
+constexpr bool kAddressSanitizer = false;
+#endif
+
 }  // namespace
 
 c10::DispatchKeySet keys_on(const c10::Device& device) { return device.is_cuda() ? kCudaKeys : kCpuKeys; }
@@ -98,9 +107,7 @@ class SpareWrappers {
     return value;
   }
   static SpareWrappers* of_this_thread() {
-#ifdef __SANITIZE_ADDRESS__
-    return nullptr;  // the sanitizer must see a use after free
-#endif
+    if constexpr (kAddressSanitizer) return nullptr;  // it must see a use after free
     const ThreadState& mine = thread_state();
     return mine.here != nullptr || mine.gone ? mine.here : make();
   }

@@ -207,12 +207,14 @@ TESSERA_RANKS_TEST_CASE("which scores are kept depends neither on the mesh nor o
 
 TESSERA_RANKS_TEST_CASE("gradients do not depend on the size of a block beyond rounding", {1, 2}) {
   const DeviceMesh mesh = line();
-  for (const Case& c : kCases) {
-    CAPTURE(c.name);
-    const Placements layout = {Shard(0)};
+  for (std::size_t i = 0; i < 2 * kCases.size(); ++i) {
+    const Case& c = kCases[i / 2];
+    const Placements layout = {Shard(static_cast<int64_t>(i % 2))};
+    INFO(fmt::format("{}; {}", c.name, to_string(layout)));
+    if (!groups_fit(c, mesh, layout)) continue;
     const tessera::detail::DrawKey key = tessera::detail::next_draw(mesh.world());
     std::vector<Tensors> grads;
-    for (const int64_t most : {1, 13, 48, 200, 100000}) {
+    for (const int64_t most : {1, 13, 48, 200, 100000}) {  // a group of heads has 60 to 120 scores
       Tensors in;
       for (const at::Tensor& t : spread_inputs(c, mesh, layout))
         in.push_back(to_local(t.detach()).clone().requires_grad_(t.requires_grad()));
@@ -226,8 +228,20 @@ TESSERA_RANKS_TEST_CASE("gradients do not depend on the size of a block beyond r
            .most = most});
       out.backward(sample(out.sizes(), 5));
       grads.push_back({in[0].grad(), in[1].grad(), in[2].grad()});
-      for (std::size_t i = 0; i < 3; ++i) CHECK(close(grads.back()[i], grads.front()[i]));
+      for (std::size_t g = 0; g < 3; ++g) CHECK(close(grads.back()[g], grads.front()[g]));
     }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("backward refuses a query, key or value that was changed in place since", {1, 2}) {
+  const DeviceMesh mesh = line();
+  for (std::size_t changed = 0; changed < 3; ++changed) {
+    CAPTURE(changed);
+    Tensors inputs = spread_inputs({.name = ""}, mesh, {Shard(1)});
+    for (at::Tensor& t : inputs) t = t.mul(2);
+    const at::Tensor result = attend({.name = ""}, inputs);
+    inputs[changed].add_(1);
+    CHECK_THROWS_WITH_AS(result.sum().backward(), doctest::Contains("modified by an inplace operation"), c10::Error);
   }
 }
 
@@ -292,7 +306,7 @@ TESSERA_RANKS_TEST_CASE("a mask's gradient under dropout, and layouts that cut t
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a recomputation from the same random state drops the same scores, in bfloat16 too", {2}) {
+TESSERA_RANKS_TEST_CASE("a recomputation from the same random state drops the same scores, in 16 bits too", {2}) {
   const DeviceMesh mesh = line();
   const Case c = kCases[1];
   const Tensors inputs = spread_inputs(c, mesh, {Shard(1)});
@@ -302,16 +316,20 @@ TESSERA_RANKS_TEST_CASE("a recomputation from the same random state drops the sa
   mesh.world().random_state() = before;
   CHECK(same(full_tensor(attend(c, inputs).detach()), full_tensor(once.detach())));
   CHECK(mesh.world().random_state().counter == after.counter);
-  mesh.world().random_state() = before;
-  Tensors rounded;
-  for (const at::Tensor& t : inputs) rounded.push_back(t.detach().to(at::kBFloat16).requires_grad_(true));
-  const at::Tensor low = attend(c, rounded);
-  CHECK((low.scalar_type() == at::kBFloat16));
-  CHECK(close(full_tensor(low.detach()).to(at::kDouble), full_tensor(once.detach()), 0.03));
-  low.sum().backward();
   once.sum().backward();
-  for (std::size_t i = 0; i < 3; ++i)
-    CHECK(close(full_tensor(rounded[i].grad()).to(at::kDouble), full_tensor(inputs[i].grad()), 0.05));
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    CAPTURE(c10::toString(type));
+    mesh.world().random_state() = before;
+    Tensors rounded;
+    for (const at::Tensor& t : inputs) rounded.push_back(t.detach().to(type).requires_grad_(true));
+    const at::Tensor low = attend(c, rounded);
+    CHECK((low.scalar_type() == type));
+    const double rounding = type == at::kHalf ? 0.005 : 0.03;
+    CHECK(close(full_tensor(low.detach()).to(at::kDouble), full_tensor(once.detach()), rounding));
+    low.sum().backward();
+    for (std::size_t i = 0; i < 3; ++i)
+      CHECK(close(full_tensor(rounded[i].grad()).to(at::kDouble), full_tensor(inputs[i].grad()), 2 * rounding));
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("the blocks of scores tile them, in whole groups of heads", {1}) {

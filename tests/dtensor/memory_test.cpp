@@ -16,22 +16,20 @@
 #include "tessera/mesh/in_process.h"
 #include "tessera/mesh/world.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/sanitizers.h"
 
 using namespace tessera;
 
-#if defined(__SANITIZE_ADDRESS__)
-// It is declared in sanitizer/allocator_interface.h, which some installations of GCC do not have.
+// AddressSanitizer has it. It is declared in sanitizer/allocator_interface.h, which some installations do not have.
 extern "C" std::size_t __sanitizer_get_current_allocated_bytes();
-#endif
 
 namespace {
 
 // Returns the memory of this process in KiB: what is resident. AddressSanitizer keeps freed memory resident for a
 // while, so there it returns what is in use.
-#if defined(__SANITIZE_ADDRESS__)
-int64_t memory() { return static_cast<int64_t>(__sanitizer_get_current_allocated_bytes() / 1024); }
-#else
 int64_t memory() {
+  if constexpr (testing::kAddressSanitizer)
+    return static_cast<int64_t>(__sanitizer_get_current_allocated_bytes() / 1024);
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {
     int64_t size = 0;
@@ -40,7 +38,6 @@ int64_t memory() {
   FAIL("/proc/self/status has no VmRSS");
   return 0;
 }
-#endif
 
 constexpr int64_t kSize = 400;
 

@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/tests/harness/sanitizers.h"
 #include "tessera/tests/harness/skip.h"
 #include "tessera/tests/harness/text.h"
 #include "tessera/tools/launcher/private_folder.h"
@@ -24,19 +25,13 @@ using tessera::testing::contains;
 
 namespace {
 
-#if defined(__has_feature)
-constexpr bool kHasLeakSanitizer = __has_feature(address_sanitizer);
-#else
-constexpr bool kHasLeakSanitizer = false;
-#endif
-
 constexpr const char* kSuppressions = "tests/harness/lsan.supp";
 constexpr int kLeaksFound = 23;
 // Limits how many allocations that kSuppressions keeps quiet a rank may leave.
 constexpr int64_t kMostSuppressed = 0;
 
 #define TESSERA_SKIP_WITHOUT_LEAKS() \
-  if (!kHasLeakSanitizer) TESSERA_SKIP("this build has no LeakSanitizer; run tools/test --full=sanitized_ranks")
+  if (!testing::kAddressSanitizer) TESSERA_SKIP("no LeakSanitizer is here; run tools/test --full=sanitized_ranks")
 
 struct Job {
   ProcessGroupResult result;

@@ -10,6 +10,7 @@
 
 #include "tessera/inspect/parting.h"
 #include "tessera/mesh/record_file.h"
+#include "tessera/tests/harness/sanitizers.h"
 #include "tessera/tests/harness/skip.h"
 #include "tessera/tests/harness/small_disk.h"
 #include "tessera/tests/mesh/failing_jobs.h"
@@ -22,14 +23,8 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 // UBSan asks a pipe whether it may read an object's type, and takes the object for one of another type without it.
-#if defined(__has_feature)
-constexpr bool kChecksNeedDescriptors = __has_feature(undefined_behavior_sanitizer);
-#else
-constexpr bool kChecksNeedDescriptors = false;
-#endif
-
 #define TESSERA_SKIP_WHERE_CHECKS_NEED_DESCRIPTORS() \
-  if (kChecksNeedDescriptors) TESSERA_SKIP("UBSan ends a process that has no file descriptor left for its checks")
+  if (kUndefinedBehaviorSanitizer) TESSERA_SKIP("the checks of UBSan need a file descriptor, and none is left here")
 
 const std::string kThrown = "failed in the user's callback at {tp: 2}: index 7 is out of range";
 const std::string kWhere = "aten::mm: all_reduce on mesh dimension tp of {tp: 3} on cpu over ranks [0, 1, 2]";
