@@ -251,10 +251,8 @@ const std::vector<Intervals>& CutTable::merged(int way, uint32_t mesh_dims) {
   return out;
 }
 
-Intervals CutTable::part_of_group(int way, std::size_t first, uint32_t mesh_dims) const {
+Intervals CutTable::part_of_group(int way, const std::vector<Cut>& cuts, std::size_t first, uint32_t mesh_dims) const {
   if (mesh_dims == 0) return part(way, first);
-  const Placements placements = placements_of(ways_[index(way)]);
-  const std::vector<Cut> cuts = cuts_of(tensor_dim_, placements, ranks_.mesh_shape);
   std::vector<int64_t> at = ranks_.coordinates[first];
   std::vector<Interval> out;
   for (int64_t member = 0; member < ranks_.ranks_of(mesh_dims); ++member) {
@@ -317,13 +315,15 @@ const CutTable::Groups& CutTable::groups(int way, uint32_t mesh_dims) {
 
 CutTable::Groups CutTable::find_groups(int way, uint32_t mesh_dims) const {
   const Way& it = ways_[index(way)];
+  const Placements placements = placements_of(it);
+  const std::vector<Cut> cuts = cuts_of(tensor_dim_, placements, ranks_.mesh_shape);
   const std::vector<std::size_t> firsts = ranks_.first_ranks(mesh_dims);
   std::vector<Intervals> parts;
   for (const std::size_t r : firsts) {
     // A group has the same as an earlier one if they differ along mesh dimensions that do not cut.
     const std::size_t like = ranks_.first_of_group(r, mesh_dims | ~it.cutters);
     const auto earlier = static_cast<std::size_t>(std::ranges::lower_bound(firsts, like) - firsts.begin());
-    parts.push_back(like < r ? parts[earlier] : part_of_group(way, r, mesh_dims & it.cutters));
+    parts.push_back(like < r ? parts[earlier] : part_of_group(way, cuts, r, mesh_dims & it.cutters));
   }
   Groups out;
   for (const Intervals& part : parts) {

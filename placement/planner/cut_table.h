@@ -120,8 +120,8 @@ class CutTable {
   // Returns what the ranks along `mesh_dims` hold together.
   const Groups& groups(int way, uint32_t mesh_dims);
   Groups find_groups(int way, uint32_t mesh_dims) const;
-  // Returns what the ranks of one group hold together. `mesh_dims` must cut.
-  Intervals part_of_group(int way, std::size_t first, uint32_t mesh_dims) const;
+  // Returns what the ranks of one group hold together. `mesh_dims` must cut, and `cuts` are the way's.
+  Intervals part_of_group(int way, const std::vector<Cut>& cuts, std::size_t first, uint32_t mesh_dims) const;
   Intervals part(int way, std::size_t rank) const;
 
   const int64_t tensor_dim_;

@@ -165,19 +165,23 @@ void StepCosts::make_links() {
   }
 }
 
-// Computes CostModel::microseconds over levels that are known.
+// Computes CostModel::microseconds over levels that are known, and rounds as it and find_bound do: a step that takes
+// what the bound says is recognised by that.
 Step StepCosts::priced(PlanStep::Kind kind, uint32_t mesh_dims, Received received, double limit) const {
   Step out{.kind = kind, .mesh_dims = mesh_dims, .bytes = received(counts_.ranks().every()) * element_size_};
   if (out.bytes == 0 || counts_.ranks().ranks_of(mesh_dims) == 1) return out;
   const Link& link = slowest(mesh_dims);
   const bool fast = link.bytes_per_microsecond == levels_.front().bytes_per_microsecond;  // no bytes cross slower links
-  out.microseconds = link.microseconds;
+  out.microseconds = link.microseconds + out.bytes / levels_.front().bytes_per_microsecond;
+  if (fast || out.microseconds > limit) return out;
+  double moving = 0;  // microseconds
   double slower = 0;  // bytes that cross the slower links
-  for (std::size_t i = fast ? 1 : levels_.size(); i-- > 0;) {
+  for (std::size_t i = levels_.size(); i-- > 0;) {
     const double here = i == 0 ? out.bytes : received(levels_[i].mesh_dims) * element_size_;
     const double bytes = std::max(here, slower);
-    out.microseconds += (bytes - slower) / levels_[i].bytes_per_microsecond;
+    moving += (bytes - slower) / levels_[i].bytes_per_microsecond;
     slower = bytes;
+    out.microseconds = link.microseconds + moving;
     if (out.microseconds > limit) break;
   }
   return out;
