@@ -1,6 +1,6 @@
-"""Adds up the test cases that tests reported: count_test_cases.py BAZEL_EXIT_CODE EVENTS.json...
+"""Adds up the test cases that tests reported: count_test_cases.py BAZEL_EXIT_CODE EVENTS.json... NAME.program...
 
-Reads Bazel's build events, and in the log of each test the line "[tessera] N passed, N failed, N skipped". Prints what
+A file NAME.program holds "passed" or "failed" of a program that counts as one test case. Reads Bazel's build events, and in the log of each test the line "[tessera] N passed, N failed, N skipped". Prints what
 was skipped and why, what failed without saying so in cases, how many assertions ran, and the sum. In CI a case that was
 skipped since something is missing that tools/setup installs has failed, but for MPI in a build that leaves it out: the
 events of such a build are in without_mpi.json. Exits non-zero when anything failed or nothing ran.
@@ -64,9 +64,20 @@ def count_missing(part, label, log):
     return failed
 
 
+def failed_programs(paths):
+    """Prints and returns the names of the programs that failed."""
+    failed = [pathlib.Path(path).stem for path in paths if pathlib.Path(path).read_text().strip() != "passed"]
+    for name in failed:
+        print(f"failed: {name}")
+    return failed
+
+
 def main(bazel_exit_code, paths):
-    passed = failed = skipped = assertions = 0
-    for part, label, status, log in test_results(paths):
+    programs = [path for path in paths if path.endswith(".program")]
+    failed = len(failed_programs(programs))
+    passed = len(programs) - failed
+    skipped = assertions = 0
+    for part, label, status, log in test_results([path for path in paths if path not in programs]):
         reports = REPORT.findall(log)
         assertions += sum(int(count) for count in ASSERTIONS.findall(log))
         counts = [sum(int(report[i]) for report in reports) for i in range(3)]

@@ -51,6 +51,17 @@ const std::string kNoMpi = "[tessera] missing: a case: this build has no MPI; to
 
 }  // namespace
 
+TEST_CASE("a program counts as one case") {
+  const tessera::PrivateFolder folder;
+  std::ofstream(folder.path() + "/fuzz.program") << "passed\n";
+  CHECK(shell("python3 tools/count_test_cases.py 0 " + folder.path() + "/*").output ==
+        "0 assertions\n1 passed, 0 failed\n");
+  std::ofstream(folder.path() + "/faults_mpi.program") << "failed\n";
+  const ShellOutcome outcome = shell("python3 tools/count_test_cases.py 0 " + folder.path() + "/*");
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.output == "failed: faults_mpi\n0 assertions\n1 passed, 1 failed\n");
+}
+
 TEST_CASE("cases and assertions are added up") {
   const ShellOutcome outcome =
       counted({{"//a:one", "PASSED", "[tessera] 7 assertions\n[tessera] 2 passed, 0 failed, 0 skipped\n"},
