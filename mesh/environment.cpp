@@ -201,6 +201,12 @@ std::string job_key_of(const EnvironmentVariables& variables, const std::string&
 void read_secret(const EnvironmentVariables& variables, Environment& environment) {
   environment.secret = value_or_empty(variables, "TESSERA_SECRET");
   environment.secret_file = value_or_empty(variables, "TESSERA_SECRET_FILE");
+  for (const char* const name : {"TESSERA_SECRET", "TESSERA_SECRET_FILE"}) {
+    const auto given = variables.find(name);
+    if (given == variables.end() || !given->second.empty()) continue;
+    throw std::invalid_argument(fmt::format(
+        "environment: {} is set and empty, so nothing would be signed; give it a value, or unset it", name));
+  }
   if (environment.secret.empty() || environment.secret_file.empty()) return;
   throw std::invalid_argument("environment: TESSERA_SECRET and TESSERA_SECRET_FILE are both set; unset one");
 }

@@ -116,8 +116,18 @@ void FailureBoard::join() {
   const auto claim = [store = options_.store, key = process_key(options_.rank), mine, size] {
     return std::make_pair(store->compareSet(key, "", mine), store->compareSet(kSizeKey, "", size));
   };
-  const auto [there, agreed] =
-      never_blocks(*store_) ? claim() : within(options_.timeout, "joining the other ranks in the store", claim);
+  const auto [there, agreed] = [&] {
+    try {
+      return never_blocks(*store_) ? claim() : within(options_.timeout, "joining the other ranks in the store", claim);
+    } catch (const std::exception& error) {
+      // Others would wait for this rank. There is room in the store for this, also on a full disk.
+      if (is_own_error(error)) {
+        publish_joining(error_text(error));
+        keep_store_for_others(kStartPatience);
+      }
+      throw;
+    }
+  }();
   if (there == mine && agreed == size) return;
   const std::string what = there != mine
                                ? fmt::format("rank {} of this store has been taken by {}, and {} came as this rank too",
@@ -126,11 +136,13 @@ void FailureBoard::join() {
                                              options_.rank, size, agreed);
   const std::string text =
       what + ", so two jobs use one store; give each job its own TESSERA_STORE, MASTER_PORT or TESSERA_JOB";
-  if (!is_old_job(agreed)) {
-    publish({.kind = Failure::Kind::kError, .rank = options_.rank, .where = "joining the other ranks", .text = text},
-            kStoreAnswers);
-  }
+  if (!is_old_job(agreed)) publish_joining(text);
   throw std::runtime_error(text);
+}
+
+void FailureBoard::publish_joining(const std::string& text) noexcept {
+  publish({.kind = Failure::Kind::kError, .rank = options_.rank, .where = "joining the other ranks", .text = text},
+          kStoreAnswers);
 }
 
 // Says whether a world of `size` ranks, all of which have joined, did so longer ago than a rank of this job would have

@@ -21,6 +21,9 @@ class Store;
 
 namespace tessera {
 
+// Is how long a rank that fails before others have joined keeps its store for them. Nobody waits for it meanwhile.
+inline constexpr std::chrono::milliseconds kStartPatience{3000};
+
 // Says why a job has failed.
 struct Failure {
   enum class Kind {
@@ -117,6 +120,8 @@ class FailureBoard {
 
  private:
   void join();
+  // Says to the others that this rank cannot join them.
+  void publish_joining(const std::string& text) noexcept;
   bool is_old_job(const std::string& size) noexcept;
   std::optional<Failure> find_in_store();
   std::optional<Failure> find_in_file() const;

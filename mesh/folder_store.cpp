@@ -113,9 +113,9 @@ FolderStore::FolderStore(std::string path, std::chrono::milliseconds timeout,
     : Store(timeout), id_(random_number()), folder_(std::move(path), timeout), is_vital_(std::move(is_vital)) {
   try {
     for (int i = 0; i < kReserves; ++i) reserve();
-  } catch (...) {
+  } catch (const std::exception& error) {
+    not_reserved_ = error.what();
     drop_reserves();
-    throw;
   }
 }
 
@@ -126,6 +126,7 @@ void FolderStore::drop_reserves() {
     ::close(each.fd);
     ::unlinkat(folder_.descriptor(), each.name.c_str(), 0);
   }
+  reserves_.clear();
 }
 
 c10::intrusive_ptr<c10d::Store> FolderStore::clone() {
@@ -220,6 +221,7 @@ FolderStore::Value FolderStore::read(const std::string& key, int64_t version) co
 
 std::optional<FolderStore::Value> FolderStore::update(
     const std::string& key, const std::function<std::optional<Value>(const Value&)>& value_of) {
+  if (!not_reserved_.empty() && !(is_vital_ && is_vital_(key))) throw std::runtime_error(not_reserved_);
   while (true) {
     const int64_t version = newest_version(key);
     const std::optional<Value> wanted = value_of(read(key, version));

@@ -163,7 +163,7 @@ BackendGroup GroupTable::make(const Key& key) const {
   if (device == c10::DeviceType::CPU) return make_cpu_group(asked, options.backend);
   const Names backends = backends_of(device, options_.cpu_backend, options_.gloo_for_cuda);
   const std::string& backend = options.backend.empty() ? backends.front() : options.backend;
-  return backend == "gloo" ? make_in_time(asked, make_gloo_group) : make_nccl_group(asked);
+  return make_in_time(asked, backend == "gloo" ? make_gloo_group : make_nccl_group);
 }
 
 BackendGroup GroupTable::make_cpu_group(const GroupRequest& request, const std::string& backend) const {
@@ -172,7 +172,7 @@ BackendGroup GroupTable::make_cpu_group(const GroupRequest& request, const std::
   return make_in_time(request, over_mpi ? make_mpi_group : make_gloo_group);
 }
 
-// Neither Gloo nor MPI can be interrupted while it makes connections, and Gloo waits several times.
+// Neither Gloo, MPI nor NCCL can be interrupted while it makes connections, and Gloo waits several times.
 BackendGroup GroupTable::make_in_time(const GroupRequest& request,
                                       BackendGroup (*make_group)(const GroupRequest& request)) {
   if (request.size == 1) return make_group(request);

@@ -70,6 +70,23 @@ void remove_store_files(int folder) {
   }
 }
 
+// Removes the folders of jobs whose processes have all ended and could not remove it, since they were killed. A process
+// that comes to such a folder meanwhile finds it gone, and makes it again.
+void remove_abandoned(const std::string& user) {
+  const int parent = open(user.c_str(), O_DIRECTORY | O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (parent < 0) return;
+  for (const std::string& name : names_in(parent)) {
+    const int folder = openat(parent, name.c_str(), O_DIRECTORY | O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (folder < 0) continue;
+    if (flock(folder, LOCK_EX | LOCK_NB) == 0 && names_file(user + "/" + name, folder)) {
+      remove_store_files(folder);
+      unlinkat(parent, name.c_str(), AT_REMOVEDIR);  // fails where it holds other files
+    }
+    close(folder);
+  }
+  close(parent);
+}
+
 bool all_of(std::string_view text, int (*is)(int)) {
   return !text.empty() && std::ranges::all_of(text, [&](char c) { return is(static_cast<unsigned char>(c)) != 0; });
 }
@@ -94,6 +111,7 @@ std::string folder_of_job(const std::string& job_id) {
   const std::string root = temporary != nullptr && *temporary != '\0' ? temporary : "/tmp";
   const std::string user = fmt::format("{}/tessera-{}", root, geteuid());
   make_private(user);
+  remove_abandoned(user);
   return fmt::format("{}/{:016x}", user, stable_hash(job_id));
 }
 
@@ -133,7 +151,9 @@ bool JobFolder::share_lock(Clock::time_point deadline) {
   }
   if (!poll_until(deadline, [&] { return flock(folder_, LOCK_SH | LOCK_NB) == 0; })) {
     throw std::runtime_error(
-        fmt::format("timed out waiting for the lock of {}: a process that starts or ends has stopped", path_));
+        fmt::format("timed out waiting for the lock of {}: a process that starts or ends has stopped; end the "
+                    "processes that have it open (fuser {}), or set TESSERA_STORE to another path",
+                    path_, path_));
   }
   return is_there();
 }

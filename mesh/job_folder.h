@@ -8,7 +8,8 @@
 namespace tessera {
 
 // Returns $TMPDIR/tessera-UID/HASH_OF_JOB, a folder for the ranks of one host and one job. Makes the folder around it,
-// with mode 0700. Throws std::runtime_error when that cannot be made, belongs to another user, or has another mode.
+// with mode 0700, and removes from it the folders of jobs that were killed. Throws std::runtime_error when that cannot
+// be made, belongs to another user, or has another mode.
 std::string folder_of_job(const std::string& job_id);
 
 // Holds a folder in which the ranks of a job on one host find each other: a FolderStore's. It belongs to this user and

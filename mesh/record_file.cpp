@@ -9,7 +9,9 @@
 #include <stdexcept>
 #include <system_error>
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
@@ -67,6 +69,38 @@ RankRecords read_records(const fs::path& path) {
   return out;
 }
 
+std::string text_of(const RankRecords& records) {
+  std::string out = dump({{"rank", records.rank}, {"failure", records.failure}}) + '\n';
+  for (const Record& each : records.records) out += dump(to_line(each)) + '\n';
+  return out;
+}
+
+// Makes the folder, for this user alone, unless it is there. Returns "", or why it cannot hold records: in another
+// user's folder that user could put a link to a file of ours where one is written.
+std::string make_folder(const std::string& folder) {
+  std::error_code error;
+  const fs::path parent = fs::path(folder).parent_path();
+  if (!parent.empty()) fs::create_directories(parent, error);
+  if (error) return error.message();
+  struct stat status {};
+  if (::mkdir(folder.c_str(), S_IRWXU) != 0 && errno != EEXIST) return std::strerror(errno);
+  if (::stat(folder.c_str(), &status) != 0) return std::strerror(errno);
+  if (!S_ISDIR(status.st_mode)) return "that is no folder";
+  return status.st_uid == ::geteuid() ? "" : fmt::format("the folder is user {}'s; name one of yours", status.st_uid);
+}
+
+// Writes a new file that only this user may read. Returns "" or the system's text.
+std::string write_private(const std::string& path, const std::string& text) {
+  ::unlink(path.c_str());  // a process of the same number may have been killed while it wrote
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  FILE* const file = fd < 0 ? nullptr : ::fdopen(fd, "w");
+  if (file == nullptr) return std::strerror(errno);
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const int reason = errno;
+  if (std::fclose(file) == 0 && written) return "";
+  return std::strerror(written ? errno : reason);
+}
+
 }  // namespace
 
 std::string records_file(const std::string& folder, int64_t rank) {
@@ -74,18 +108,15 @@ std::string records_file(const std::string& folder, int64_t rank) {
 }
 
 void write_records(const std::string& folder, const RankRecords& records) {
-  std::error_code error;
-  fs::create_directories(folder, error);
   const std::string path = records_file(folder, records.rank);
   const std::string part = fmt::format("{}.{}", path, ::getpid());
-  errno = 0;
-  std::ofstream file(part);
-  file << dump({{"rank", records.rank}, {"failure", records.failure}}) << '\n';
-  for (const Record& each : records.records) file << dump(to_line(each)) << '\n';
-  file.close();
-  if (file && std::rename(part.c_str(), path.c_str()) == 0) return;
-  const std::string reason = error ? error.message() : std::strerror(errno);
-  std::remove(part.c_str());
+  std::string reason = make_folder(folder);
+  if (reason.empty()) {
+    reason = write_private(part, text_of(records));
+    if (reason.empty() && std::rename(part.c_str(), path.c_str()) == 0) return;
+    if (reason.empty()) reason = std::strerror(errno);
+    std::remove(part.c_str());
+  }
   throw std::runtime_error(
       fmt::format("the records of rank {} cannot be written to {}: {}", records.rank, path, reason));
 }

@@ -18,8 +18,9 @@ struct RankRecords {
 
 // Returns the file of `rank` in a folder of such files.
 std::string records_file(const std::string& folder, int64_t rank);
-// Writes the rank's file, one JSON value a line, after making the folder. The file appears all at once and replaces an
-// earlier one. Throws std::runtime_error with the path and the system's text.
+// Writes the rank's file, one JSON value a line, after making the folder. Both are for this user alone: error texts and
+// names of modules may be private. The file appears all at once and replaces an earlier one. Throws std::runtime_error
+// with the path and the system's text, or where the folder is another user's.
 void write_records(const std::string& folder, const RankRecords& records);
 // Removes what an earlier job or attempt has left of this rank, and on rank 0 of the ranks that this job of `size`
 // ranks does not have. Every rank calls it when the job starts. Never throws.

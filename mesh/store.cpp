@@ -2,16 +2,16 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -92,19 +92,29 @@ c10::intrusive_ptr<c10d::Store> make_tcp_store(const Environment& environment) {
   }
 }
 
-// Returns what the file holds, without white space at its end. A file that others can read would be no secret.
+// Throws unless it is a regular file of this user that nobody else can read: another would be no secret.
+void check_secret_file(const std::string& path, const struct stat& status) {
+  const auto refuse = [&](const std::string& why) {
+    throw std::invalid_argument(fmt::format("TESSERA_SECRET_FILE={}: {}", path, why));
+  };
+  if (!S_ISREG(status.st_mode)) refuse("it is no regular file; name a file of this user");
+  if (status.st_uid != geteuid()) refuse(fmt::format("it is user {}'s; name a file of this user", status.st_uid));
+  if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0)
+    refuse(fmt::format("others can read it (mode {:o}); chmod 600 it", status.st_mode & 0777));
+}
+
+// Returns what the file holds, without white space at its end.
 std::string read_secret(const std::string& path) {
   struct stat status {};
-  std::ifstream file(path);
-  if (!file || stat(path.c_str(), &status) != 0) {
-    throw std::invalid_argument(
-        fmt::format("TESSERA_SECRET_FILE={}: it cannot be read; name a file of this user", path));
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO would wait for a writer
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(fd < 0 ? nullptr : fdopen(fd, "r"), fclose);
+  if (!file || fstat(fd, &status) != 0) {
+    throw std::invalid_argument(fmt::format("TESSERA_SECRET_FILE={}: it cannot be read: {}; name a file of this user",
+                                            path, std::strerror(errno)));
   }
-  if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    throw std::invalid_argument(fmt::format("TESSERA_SECRET_FILE={}: others can read it (mode {:o}); chmod 600 it",
-                                            path, status.st_mode & 0777));
-  }
-  std::string secret{std::istreambuf_iterator<char>(file), {}};
+  check_secret_file(path, status);
+  std::string secret(static_cast<std::size_t>(status.st_size), '\0');
+  secret.resize(std::fread(secret.data(), 1, secret.size(), file.get()));
   secret.erase(secret.find_last_not_of(" \n\r\t") + 1);
   if (secret.empty()) throw std::invalid_argument(fmt::format("TESSERA_SECRET_FILE={}: it is empty", path));
   return secret;

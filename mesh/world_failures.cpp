@@ -27,8 +27,6 @@ constexpr auto kSearchPatience = std::chrono::milliseconds(2000);
 constexpr auto kShortPatience = std::chrono::milliseconds(100);
 constexpr auto kPublishPatience = std::chrono::milliseconds(2000);
 constexpr auto kLastPatience = std::chrono::milliseconds(1000);
-// A rank that fails at once waits for others that have not started yet. Nobody waits for that rank meanwhile.
-constexpr auto kStartPatience = std::chrono::milliseconds(3000);
 
 // Gloo and NCCL have no exception type for timeouts.
 bool says_timeout(const std::string& text) {

@@ -131,9 +131,7 @@ World::World(WorldOptions options)
       impl_(std::make_unique<Impl>(std::move(options), [this] {
         // A thread that is in a collective says later where it was.
         impl_->keep_records(*recorder_, impl_->failed_text(), impl_->busy());
-      })) {
-  if (impl_->has_peers() && rank() == 0) store()->set(kLocalSizeKey, std::to_string(local_size()));
-}
+      })) {}
 World::~World() { impl_->groups.end(); }  // its watch uses the members
 
 std::shared_ptr<World> World::create(WorldOptions options) {
@@ -146,12 +144,15 @@ std::shared_ptr<World> World::create(WorldOptions options) {
 void World::start() {
   const std::string& records = impl_->options.records_folder;
   if (!records.empty()) remove_old_records(records, rank(), size());
+  const char* step = "saying how many ranks a host has";
   try {
+    if (impl_->has_peers() && rank() == 0) store()->set(kLocalSizeKey, std::to_string(local_size()));
+    step = "starting MPI";
     impl_->groups.start();
   } catch (const std::exception& error) {
     std::vector<int64_t> everyone(static_cast<std::size_t>(size()));
     std::iota(everyone.begin(), everyone.end(), int64_t{0});
-    rethrow_collective_failure("starting MPI", everyone, error);
+    rethrow_collective_failure(step, everyone, error);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
@@ -64,6 +65,7 @@ BackendGroup make_nccl_group(const GroupRequest& request) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = request.timeout;
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(request.device_index));
+  const c10::DeviceGuard guard(device);  // the caller is a thread of its own, where no device is set
   const auto nccl = c10::make_intrusive<NcclGroup>(request, device, options);
   nccl->setBoundDeviceId(device);
   try {

@@ -60,6 +60,20 @@ TEST_CASE("the judge holds nothing against an outcome that is as promised") {
   CHECK(missed(at_the_end).empty());
 }
 
+TEST_CASE("the judge allows five seconds, however long the limit, where survivors need not wait for it") {
+  Outcome outcome = as_promised();
+  outcome.limit_s = 20;
+  outcome.ranks[1].said = 105.2;
+  outcome.ranks[1].ended = 105.3;
+  CHECK(missed(outcome).empty());
+  outcome.is_noticed = true;
+  CHECK(missed(outcome) == Aspects{"in time"});
+  outcome.ranks[1].said = 104.9;
+  CHECK(missed(outcome).empty());
+  outcome.limit_s = 2;
+  CHECK(missed(outcome) == Aspects{"in time"});
+}
+
 TEST_CASE("the judge reports a survivor that ended late, was ended by a signal, or did not end") {
   Outcome late = as_promised();
   late.ranks[1].said = 104.1;
@@ -105,13 +119,16 @@ TEST_CASE("the judge reports a survivor that names nobody or another rank") {
   CHECK(missed(silent) == Aspects{"named"});
 }
 
-TEST_CASE("the judge reports a victim that does not say its own trouble") {
+TEST_CASE("the judge reports a victim that does not say its own trouble, and a survivor that was not told of it") {
   Outcome outcome = as_promised();
   outcome.own_error = "No space left on device";
-  outcome.ranks[2].errors = {"rank 2: a peer was lost"};
-  CHECK(missed(outcome) == Aspects{"named"});
-  outcome.ranks[2].errors = {"cannot write: No space left on device"};
+  for (auto& [rank, seen] : outcome.ranks) seen.errors = {"rank 2 failed in saving: No space left on device"};
   CHECK(missed(outcome).empty());
+  for (const int64_t rank : {2, 1}) {
+    Outcome silent = outcome;
+    silent.ranks[rank].errors = {"rank 2 failed in saving: a peer was lost"};
+    CHECK(missed(silent) == Aspects{"named"});
+  }
 }
 
 TEST_CASE("the judge reports a state that is torn, lost, older than reported, or not the same on all ranks") {

@@ -11,6 +11,7 @@ namespace tessera::faults {
 namespace {
 
 constexpr double kSlack = 2;       // seconds after the limit within which every survivor ends
+constexpr double kNoticed = 5;     // seconds within which they end where they need not wait for the limit
 constexpr double kToLeave = 0.5;   // seconds that a process may need to leave on a busy machine
 constexpr double kToSeeIt = 0.75;  // seconds that the campaign may need to see that the last process has ended
 
@@ -29,13 +30,13 @@ void judge_time(const Outcome& outcome, int64_t rank, const RankOutcome& seen, M
     misses.push_back({"in time", fmt::format("rank {} did not end by itself: a signal ended it", rank)});
     return;
   }
-  const double limit = outcome.limit_s + kSlack;
+  const double promised = promised_seconds(outcome);
   const double said = seen.said.value_or(*seen.ended) - *outcome.fault_time;
   const double ended = *seen.ended - *outcome.fault_time;
-  if (!seen.done && said > limit) {
+  if (!seen.done && said > promised) {
     misses.push_back({"in time", fmt::format("rank {} said so {:.2f} s after the fault, with a limit of {} s", rank,
                                              said, outcome.limit_s)});
-  } else if (ended > limit + kToLeave) {
+  } else if (ended > promised + kToLeave) {
     misses.push_back({"in time", fmt::format("rank {} ended {:.2f} s after the fault, with a limit of {} s", rank,
                                              ended, outcome.limit_s)});
   }
@@ -54,15 +55,13 @@ void judge_names(const Outcome& outcome, int64_t rank, const RankOutcome& seen, 
                             fmt::join(outcome.victims, ", "), seen.errors.front())});
 }
 
-// Promise 4: a rank's own trouble is said as that.
+// Promise 4: a rank's own trouble is said as that, by the others too.
 void judge_own_error(const Outcome& outcome, Misses& misses) {
   if (outcome.own_error.empty()) return;
-  for (const int64_t victim : outcome.victims) {
-    const auto seen = outcome.ranks.find(victim);
-    if (seen == outcome.ranks.end() || seen->second.errors.empty()) continue;
-    if (seen->second.errors.front().find(outcome.own_error) != std::string::npos) continue;
-    misses.push_back({"named", fmt::format("rank {} does not say '{}', which is its own trouble: {}", victim,
-                                           outcome.own_error, seen->second.errors.front())});
+  for (const auto& [rank, seen] : outcome.ranks) {
+    if (seen.errors.empty() || seen.errors.front().find(outcome.own_error) != std::string::npos) continue;
+    misses.push_back({"named", fmt::format("rank {} does not say '{}', the trouble of ranks [{}]: {}", rank,
+                                           outcome.own_error, fmt::join(outcome.victims, ", "), seen.errors.front())});
   }
 }
 
@@ -76,7 +75,7 @@ void judge_survivors(const Outcome& outcome, Misses& misses) {
   judge_own_error(outcome, misses);
   if (!outcome.all_ended) return;
   const double seconds = *outcome.all_ended - *outcome.fault_time;
-  if (seconds > outcome.limit_s + kSlack + kToLeave + kToSeeIt) {
+  if (seconds > promised_seconds(outcome) + kToLeave + kToSeeIt) {
     misses.push_back({"in time", fmt::format("the last process ended {:.2f} s after the fault", seconds)});
   }
 }
@@ -134,12 +133,17 @@ std::set<int64_t> blamed_ranks(const std::string& text) {
   return ranks;
 }
 
+double promised_seconds(const Outcome& outcome) {
+  const double by_limit = outcome.limit_s + kSlack;
+  return outcome.is_noticed ? std::min(by_limit, kNoticed) : by_limit;
+}
+
 bool exits_late(const Outcome& outcome) {
   if (!outcome.fault_time || outcome.expected == Expected::kEndsWell) return false;
   return std::ranges::any_of(outcome.ranks, [&](const auto& each) {
     const RankOutcome& seen = each.second;
     return !outcome.victims.contains(each.first) && seen.ended &&
-           *seen.ended - *outcome.fault_time > outcome.limit_s + kSlack;
+           *seen.ended - *outcome.fault_time > promised_seconds(outcome);
   });
 }
 

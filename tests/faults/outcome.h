@@ -25,6 +25,7 @@ struct Outcome {
   Expected expected = Expected::kEnds;
   bool names_victim = true;
   double limit_s = 2;
+  bool is_noticed = false;           // survivors need not wait for the limit
   std::set<int64_t> victims;         // empty, if the fault has none
   std::optional<double> fault_time;  // nullopt: the fault did not come
   std::optional<double> all_ended;   // when the last rank had ended; nullopt: not judged
@@ -51,11 +52,14 @@ struct Miss {
 
 inline constexpr const char* kAspects[] = {"in time", "named", "nothing left", "data whole"};
 
+// Returns the seconds after the fault within which every survivor must have said its error.
+double promised_seconds(const Outcome& outcome);
+
 // Judges a trial: docs/reliability.md says what is promised.
 std::vector<Miss> judge(const Outcome& outcome);
 
-// Says whether a survivor's process ended later than its limit and two seconds after the fault. The judge allows
-// half a second more where its error came in time, since a process needs some time to leave on a busy machine.
+// Says whether a survivor's process ended later than promised_seconds() after the fault. The judge allows half a second
+// more where its error came in time, since a process needs some time to leave on a busy machine.
 bool exits_late(const Outcome& outcome);
 
 // Returns the ranks that the text of an error gives as those that have failed, have ended or do not answer.

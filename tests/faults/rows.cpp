@@ -14,31 +14,43 @@ const std::vector<std::string> kInCode = {"hook", "backward", "async", "destruct
 
 std::vector<Row> make_rows() {
   std::vector<Row> rows;
-  rows.push_back({.name = "kill", .faults = {"kill"}, .points = kEverywhere, .gloo_trials = 500, .mpi_trials = 200});
+  rows.push_back({.name = "kill",
+                  .faults = {"kill"},
+                  .points = kEverywhere,
+                  .limits_s = {2, 20},
+                  .is_noticed = true,
+                  .gloo_trials = 500,
+                  .mpi_trials = 200});
   rows.push_back({.name = "stop", .faults = {"stop"}, .points = kEverywhere, .gloo_trials = 150, .mpi_trials = 30});
   rows.push_back({.name = "stop_go",
                   .faults = {"stop_go"},
                   .points = kEverywhere,
                   .expected = Expected::kEndsWell,
-                  .limit_s = 3,
+                  .limits_s = {3},
                   .gloo_trials = 150,
                   .mpi_trials = 30});
   rows.push_back({.name = "throw",
                   .faults = {"throw"},
                   .points = kInCode,
                   .victims = Victims::kAny,
+                  .limits_s = {2, 20},
+                  .is_noticed = true,
                   .gloo_trials = 50,
                   .mpi_trials = 20});
   rows.push_back({.name = "exit",
                   .faults = {"exit", "quit"},
                   .points = kInCode,
                   .victims = Victims::kAny,
+                  .limits_s = {2, 20},
+                  .is_noticed = true,
                   .gloo_trials = 50,
                   .mpi_trials = 20});
   rows.push_back({.name = "abort",
                   .faults = {"abort"},
                   .points = kInCode,
                   .victims = Victims::kAny,
+                  .limits_s = {2, 20},
+                  .is_noticed = true,
                   .gloo_trials = 50,
                   .mpi_trials = 20});
   // A full disk takes no new bytes, and no new file where that is drawn.
@@ -112,7 +124,7 @@ std::vector<Row> make_rows() {
                   .kind = Kind::kSecondJob,
                   .victims = Victims::kNone,
                   .expected = Expected::kEnds,
-                  .limit_s = 3,
+                  .limits_s = {3},
                   .gloo_trials = 10});
   rows.push_back({.name = "stale_store",
                   .kind = Kind::kStaleStore,

@@ -33,8 +33,10 @@ struct Row {
   std::string not_known = "";   // what nobody can say in this row, so that no trial is judged by it
   bool checked = false;         // TESSERA_CHECKED
   bool says_own_error = false;  // the victim's text must have the system's words for the error
-  int64_t limit_s = 2;          // TESSERA_TIMEOUT
-  int64_t gloo_trials = 0;      // of the full campaign
+  // TESSERA_TIMEOUT of a trial is one of these.
+  std::vector<int64_t> limits_s = {2};
+  bool is_noticed = false;  // survivors must notice the fault before the limit: within 5 seconds
+  int64_t gloo_trials = 0;  // of the full campaign
   int64_t mpi_trials = 0;
 };
 

@@ -92,6 +92,7 @@ int64_t Draw::below(int64_t limit) { return static_cast<int64_t>(engine_() % sta
 struct Trials::Trial {
   const Row& row;
   Draw draw;
+  int64_t limit_s = 2;
   int64_t size = 2;
   FaultPlan plan = {};
   PrivateFolder folder = {};
@@ -105,7 +106,7 @@ struct Trials::Trial {
                             .size = size,
                             .store = path("store"),
                             .backend = backend,
-                            .environment = {{"TESSERA_TIMEOUT", std::to_string(row.limit_s)},
+                            .environment = {{"TESSERA_TIMEOUT", std::to_string(limit_s)},
                                             {"TESSERA_CHECKED", row.checked ? "1" : "0"},
                                             {kPlanVariable, to_string(plan)}}};
     if (backend != "mpi") options.environment["TMPDIR"] = path("tmp");
@@ -292,7 +293,9 @@ void Trials::run_port_taken(Trial& trial) {
 
 TrialReport Trials::run(const Row& row, uint64_t seed, const std::optional<FaultPlan>& given) {
   const double start = now_seconds();
-  Trial trial = {.row = row, .draw = Draw(row.name, seed)};
+  Trial trial = {.row = row,
+                 .draw = Draw(row.name, seed),
+                 .limit_s = row.limits_s[static_cast<std::size_t>(seed % row.limits_s.size())]};
   const bool any_size = row.kind == Kind::kJob || row.kind == Kind::kStaleStore || row.kind == Kind::kPortTaken;
   if (any_size) trial.size = 2 + trial.draw.below(2);
   trial.plan = given ? *given : draw_plan(row, trial.size, trial.draw);
@@ -300,7 +303,9 @@ TrialReport Trials::run(const Row& row, uint64_t seed, const std::optional<Fault
   for (const std::string& state : clean_job(trial.size, kDataSeed).states) trial.outcome.whole_states.insert(state);
   trial.outcome.expected = row.expected;
   trial.outcome.names_victim = row.names_victim;
-  trial.outcome.limit_s = static_cast<double>(row.limit_s);
+  trial.outcome.limit_s = static_cast<double>(trial.limit_s);
+  // MPI does not notice a rank that calls exit() while others communicate.
+  trial.outcome.is_noticed = row.is_noticed && !(backend_ == "mpi" && plan.fault == "exit");
   trial.outcome.any_values = row.expected == Expected::kIsOver;
   fs::create_directory(trial.path("tmp"));
   const Before before({trial.path("tmp"), fs::temp_directory_path()});
@@ -321,7 +326,7 @@ TrialReport Trials::run(const Row& row, uint64_t seed, const std::optional<Fault
   // The store lies in the launcher's folder, which a launcher removes. Forked ranks do not: they leave without the
   // destructors of static objects, one of which may hold the World.
   add_strangers(trial.folder.path(), {"tmp", "states", "store"}, trial.outcome.left);
-  return {.what = fmt::format("{} ranks, {}", trial.size, to_string(plan)),
+  return {.what = fmt::format("{} ranks, limit {} s, {}", trial.size, trial.limit_s, to_string(plan)),
           .fault_came = trial.outcome.fault_time.has_value(),
           .exits_late = exits_late(trial.outcome),
           .seconds = now_seconds() - start,

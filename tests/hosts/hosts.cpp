@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tessera/mesh/core/same_file.h"
 #include "tessera/tests/harness/shell.h"
 
 namespace tessera::testing {
@@ -33,11 +34,11 @@ void must(const std::string& command) {
   throw std::runtime_error(fmt::format("{}: exit code {}: {}", command, outcome.exit_code, outcome.output));
 }
 
-// Returns a descriptor that holds the lock on `path`, or -1 where another process holds it.
+// Returns a descriptor that holds the lock on `path`, or -1 where another process holds it or has removed the file.
 int lock_file(const std::string& path) {
   const int fd = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
   if (fd < 0) throw std::runtime_error(path + " cannot be opened");
-  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0 && names_file(path, fd)) return fd;
   close(fd);
   return -1;
 }
@@ -116,8 +117,10 @@ Hosts::Hosts(int64_t count, Options options) : options_(options), inits_(static_
   static int made = 0;
   fs::create_directories(kLocks);
   sweep();
-  id_ = fmt::format("tess{}-{}", getpid(), made++);
-  lock_ = lock_file(fmt::format("{}/{}", kLocks, id_));
+  while (lock_ < 0) {  // the sweep of another test may have taken a file that is not locked yet
+    id_ = fmt::format("tess{}-{}", getpid(), made++);
+    lock_ = lock_file(fmt::format("{}/{}", kLocks, id_));
+  }
   try {
     write_files(count);
     make_network(count);

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <unistd.h>
 
 #include "tessera/mesh/record_file.h"
 #include "tessera/tests/harness/refused.h"
@@ -14,6 +16,7 @@
 
 using namespace tessera;
 using tessera::testing::check_refused;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -102,4 +105,21 @@ TEST_CASE("records of any text go to a file and back; other files are refused") 
   std::ofstream(folder.path() + "/file") << "x";
   check_refused<std::runtime_error>([&] { write_records(folder.path() + "/file", written); },
                                     "the records of rank 11 cannot be written to");
+}
+
+TEST_CASE("records are for their user alone, and are not written through what another one has put in their place") {
+  const PrivateFolder folder;
+  const std::string records = folder.path() + "/a/records", mine = folder.path() + "/mine";
+  write_records(records, rank(1, {}));
+  CHECK(fs::status(records).permissions() == fs::perms::owner_all);
+  CHECK(fs::status(records_file(records, 1)).permissions() == (fs::perms::owner_read | fs::perms::owner_write));
+  std::ofstream(mine) << "x";
+  fs::create_symlink(mine, fmt::format("{}.{}", records_file(records, 2), getpid()));
+  write_records(records, rank(2, {}));
+  CHECK(fs::file_size(mine) == 1);
+  CHECK(read_all_records(records).size() == 2);
+  if (chown(records.c_str(), 12345, static_cast<gid_t>(-1)) == 0) {
+    check_refused<std::runtime_error>([&] { write_records(records, rank(3, {})); },
+                                      "the folder is user 12345's; name one of yours");
+  }
 }

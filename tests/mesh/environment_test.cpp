@@ -180,6 +180,9 @@ TEST_CASE("half a set, numbers that are none, and ranks out of range are errors 
   check_refused(with(kTorchrun, {{"MASTER_PORT", "70000"}}), "MASTER_PORT=70000 is not in [1, 65535]");
   check_refused(with(kTorchrun, {{"TESSERA_TIMEOUT", "0"}}), "TESSERA_TIMEOUT=0 is not in [1, 1000000] seconds");
   check_refused(with(kTorchrun, {{"TORCHELASTIC_RESTART_COUNT", "x"}}), "TORCHELASTIC_RESTART_COUNT='x'");
+  check_refused(with(kTorchrun, {{"TESSERA_SECRET", ""}}),
+                "TESSERA_SECRET is set and empty, so nothing would be signed");
+  check_refused(with(kTorchrun, {{"TESSERA_SECRET_FILE", ""}}), "TESSERA_SECRET_FILE is set and empty");
   check_refused(with(kSrun, {{"SLURM_STEP_TASKS_PER_NODE", "two"}}), "SLURM_STEP_TASKS_PER_NODE='two'");
 }
 

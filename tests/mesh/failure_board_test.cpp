@@ -6,6 +6,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -84,6 +85,26 @@ class NoDescriptors {
 };
 
 }  // namespace
+
+TEST_CASE("a rank that cannot join, since the store has no space for its key, says so to the others") {
+  // Has no space for the key of rank 1.
+  class FullStore : public c10d::HashStore {
+   public:
+    std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                    const std::vector<uint8_t>& desired) override {
+      if (key == "tessera/process/1") throw std::runtime_error("cannot make a file: No space left on device");
+      return HashStore::compareSet(key, expected, desired);
+    }
+  };
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<FullStore>();
+  FailureBoard first(options_of(0, 2, store));
+  CHECK_THROWS_WITH(FailureBoard(options_of(1, 2, store)), "cannot make a file: No space left on device");
+  const std::optional<Failure> found = first.find();
+  REQUIRE(found.has_value());
+  CHECK(found->rank == 1);
+  CHECK(found->where == "joining the other ranks");
+  CHECK(found->text == "cannot make a file: No space left on device");
+}
 
 TEST_CASE("a launcher's note names the rank that was lost, also before it joined") {
   const TemporaryFolder folder;

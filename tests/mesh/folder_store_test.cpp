@@ -23,6 +23,7 @@
 
 #include "tessera/mesh/timed_store.h"
 #include "tessera/tests/harness/refused.h"
+#include "tessera/tests/harness/skip.h"
 #include "tessera/tests/mesh/temporary_folder.h"
 
 using namespace tessera;
@@ -87,6 +88,32 @@ TEST_CASE("a FolderStore loses no addition of several threads and stores, and co
   threads.clear();
   CHECK(store->add("count", 0) == 200);
   CHECK(winners == 1);
+}
+
+TEST_CASE("a FolderStore that can reserve nothing takes the keys of failures alone, and says why") {
+  const TemporaryFolder folder;
+  const Store other = folder_store(folder);
+  std::vector<int> used;
+  for (int fd; used.size() < 4096 && (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) used.push_back(fd);
+  if (used.size() == 4096) TESSERA_SKIP("this process may open thousands of files");
+  for (int kept = 0; kept < 3; ++kept) {  // for the folder and two of the three files that it reserves
+    ::close(used.back());
+    used.pop_back();
+  }
+  std::string text;
+  {
+    const Store poor = folder_store(folder);
+    try {
+      poor->set("key", bytes_of("value"));
+    } catch (const std::runtime_error& error) {
+      text = error.what();
+    }
+    poor->set("vital", bytes_of("rank 1 has no descriptor left"));
+  }
+  for (const int fd : used) ::close(fd);
+  CHECK(text == "cannot make a file in the store's folder " + folder.path() + "/store: Too many open files");
+  CHECK(text_of(other->get("vital")) == "rank 1 has no descriptor left");
+  CHECK_FALSE(other->check({"key"}));
 }
 
 TEST_CASE("a FolderStore's waits end with the keys that are missing") {

@@ -105,7 +105,7 @@ TEST_CASE("launch --backend mpi says what is wrong with mpirun") {
   const ShellOutcome missing = shell("PATH=/nowhere " + launch);
   CHECK(missing.exit_code == 1);
   CHECK(contains(missing.output,
-                 "launch: mpirun ended before it had started 2 places for ranks; ranks over MPI need Open MPI's"));
+                 "launch: mpirun has ended: it has started 0 of 2 places for ranks; ranks over MPI need Open MPI's"));
   CHECK(contains(missing.output, "cannot start mpirun: No such file or directory"));
   const ShellOutcome unknown = shell("tools/launcher/launch -n 2 --backend smoke true");
   CHECK(unknown.exit_code != 0);

@@ -214,13 +214,54 @@ TEST_CASE("what an earlier job of the same name left behind is emptied by the fi
   fs::create_directories(fs::path(left).parent_path());
   fs::permissions(fs::path(left).parent_path(), fs::perms::owner_all);
   std::ofstream(left) << "x";
-  const JobFolder first(folder_of_job("job 7"), kPatience);
+  const JobFolder first(fs::path(left).parent_path(), kPatience);
   CHECK_FALSE(fs::exists(left));
   std::ofstream(left) << "y";
   const JobFolder second(folder_of_job("job 7"), kPatience);
   CHECK(fs::exists(left));
   CHECK(first.path() == second.path());
   CHECK(folder_of_job("job 8") != first.path());
+}
+
+TEST_CASE("the folders of jobs that were killed are removed by the next job of this user, and no others") {
+  const TemporaryFolder folder;
+  const JobFolder running(folder_of_job("running"), kPatience);
+  std::ofstream(running.path() + "/key@1") << "x";
+  const fs::path user = fs::path(running.path()).parent_path();
+  const auto left = [&](const char* name, const char* file) {
+    fs::create_directory(user / name);
+    fs::permissions(user / name, fs::perms::owner_all);
+    std::ofstream(user / name / file) << "x";
+    return user / name;
+  };
+  const fs::path killed = left("0123456789abcdef", "key@1"), other = left("other", "somebody's");
+  fs::create_directory_symlink(other, user / "link");
+  folder_of_job("next");
+  CHECK_FALSE(fs::exists(killed));
+  CHECK(fs::exists(running.path() + "/key@1"));
+  CHECK(fs::exists(other / "somebody's"));
+  CHECK(fs::exists(user / "link"));
+}
+
+TEST_CASE("a secret's file must be a regular file of this user") {
+  const TemporaryFolder folder;
+  Environment environment = environment_of(0, 2);
+  environment.local_size = 1;
+  environment.master_address = "127.0.0.1";
+  environment.master_port = free_port();
+  environment.secret_file = folder.path() + "/secret";
+  const auto refused = [&](const std::string& why) {
+    check_refused<std::invalid_argument>([&] { make_store(environment); },
+                                         "TESSERA_SECRET_FILE=" + environment.secret_file + ": " + why);
+  };
+  refused("it cannot be read: No such file or directory; name a file of this user");
+  REQUIRE(mkfifo(environment.secret_file.c_str(), 0600) == 0);
+  refused("it is no regular file");
+  fs::remove(environment.secret_file);
+  std::ofstream(environment.secret_file) << "\n";
+  fs::permissions(environment.secret_file, fs::perms::owner_read);
+  refused("it is empty");
+  if (chown(environment.secret_file.c_str(), 12345, static_cast<gid_t>(-1)) == 0) refused("it is user 12345's");
 }
 
 TEST_CASE("a folder that others may enter is refused") {

@@ -53,6 +53,23 @@ TEST_CASE("a process that no launcher started is a world of one, the same while 
   CHECK(World::from_environment() == world);
 }
 
+TEST_CASE("where rank 0 cannot say how many ranks a host has, the others read why") {
+  // Has no space for a value, but for failures.
+  class FullStore : public c10d::HashStore {
+   public:
+    void set(const std::string& key, const std::vector<uint8_t>& value) override {
+      if (key.find("local_size") != std::string::npos) throw std::runtime_error("No space left on device");
+      HashStore::set(key, value);
+    }
+  };
+  WorldOptions first = options_of(0, 2), second = options_of(1, 2);
+  first.store = second.store = c10::make_intrusive<FullStore>();
+  const auto other = World::create(second);
+  check_refused<std::runtime_error>([&] { World::create(first); },
+                                    "rank 0 failed in saying how many ranks a host has: No space left on device");
+  check_refused<std::runtime_error>([&] { other->ranks_per_host(); }, "No space left on device");
+}
+
 TEST_CASE("options that fit no world are refused") {
   check_refused([] { World::create(options_of(2, 2)); }, "World: rank 2 is outside [0, 2)");
   check_refused([] { World::create(options_of(-1, 2)); }, "World: rank -1 is outside [0, 2)");

@@ -156,6 +156,16 @@ TEST_CASE("launch | head -1: ranks are ended and the folder removed, with the ex
   CHECK(count == 2);
 }
 
+TEST_CASE("launch: output that cannot be written is an error, also where the ranks have ended well") {
+  for (const char* program : {"echo hi", "sh -c 'echo hi; sleep 1'"}) {
+    CAPTURE(program);
+    const ShellOutcome outcome =
+        shell(std::string("timeout 20 tools/launcher/launch -n 1 ") + program + " 2>&1 >/dev/full");
+    CHECK(outcome.exit_code == 1);
+    CHECK(contains(outcome.output, "launch: standard output: No space left on device; the "));
+  }
+}
+
 TEST_CASE("launch: a reader that has gone does not change the exit code of a rank that has failed") {
   const ShellOutcome outcome = shell(
       "bash -c 'timeout 60 tools/launcher/launch -n 2 bash -c \"[ \\$RANK = 1 ] && exit 7; sleep 1; echo a; sleep 0.5; "

@@ -8,10 +8,12 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "tessera/tests/harness/shell.h"
 #include "tessera/tests/harness/skip.h"
 #include "tessera/tests/harness/small_disk.h"
 #include "tessera/tests/harness/text.h"
@@ -29,6 +31,8 @@ using tessera::testing::content_of;
 using tessera::testing::launch;
 using tessera::testing::launch_script;
 using tessera::testing::LaunchOutcome;
+using tessera::testing::shell;
+using tessera::testing::ShellOutcome;
 using tessera::testing::SmallDisk;
 using tessera::testing::start_launch;
 using tessera::testing::wait_until;
@@ -283,6 +287,34 @@ TEST_CASE("run_process_group: a disk that is full at the start is an error that 
   CHECK_THROWS_WITH_AS(
       tessera::run_process_group({.command = {"true"}, .size = 1, .store_path = disk.path() + "/store"}), text.c_str(),
       std::runtime_error);
+}
+
+TEST_CASE("launch: it raises the limit of open files for many ranks, or says what to do") {
+  const std::string many = "timeout 60 tools/launcher/launch -n 30 true";
+  CHECK(shell("ulimit -Sn 100; " + many).exit_code == 0);
+  const ShellOutcome refused = shell("ulimit -n 100; " + many);
+  CHECK(refused.exit_code == 1);
+  CHECK(contains(refused.output,
+                 "launch: 30 ranks need 124 open files, and this process may have 100; raise the limit (ulimit -Hn"));
+}
+
+TEST_CASE(
+    "run_process_group: where a rank cannot be started, those before it are ended, in whatever session they are") {
+  tessera::ProcessGroupOptions options = {.command = {"setsid", "sleep", "100"}, .size = 2};
+  const auto spawn = options.spawn;
+  std::vector<pid_t> started;
+  options.spawn = [&](const auto& command, const auto& environment, pid_t group) {
+    if (!started.empty()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // until the first has left the group
+      throw std::runtime_error("no more processes");
+    }
+    const tessera::Child child = spawn(command, environment, group);
+    started.push_back(child.pid);
+    return child;
+  };
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THROWS_WITH(tessera::run_process_group(options), "no more processes");
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
 }
 
 TEST_CASE("launch --backend mpi: the time limit and signals end it while mpirun starts, and mpirun with it") {

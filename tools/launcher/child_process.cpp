@@ -47,7 +47,12 @@ void Program::exec() const {
 
 pid_t start_child(const std::function<int()>& body) {
   const pid_t pid = ::fork();
-  if (pid < 0) throw std::runtime_error(fmt::format("fork: {}", std::strerror(errno)));
+  if (pid < 0) {
+    throw std::runtime_error(
+        fmt::format("a process cannot be started: {}; end others of this user, raise their limit (ulimit -u), or start "
+                    "fewer ranks",
+                    std::strerror(errno)));
+  }
   if (pid == 0) ::_exit(result_of(body));
   return pid;
 }

@@ -69,6 +69,10 @@ ProcessGroupResult Job::run_ranks() {
   if (options_.backend == "mpi") {
     mpi.emplace(size_, [this] { return why_over(); });
     group.rank_variables = [&](int64_t rank) { return mpi->variables(rank); };
+    group.take_signal = [&, take = group.take_signal] {
+      for (const std::string& line : mpi->new_lines()) console_.say("[mpirun] " + line);
+      return take();
+    };
   }
   if (limit_) group.time_limit = std::chrono::duration_cast<std::chrono::milliseconds>(*limit_ - Clock::now());
   return run_process_group(group);
@@ -137,8 +141,14 @@ int Job::over_code() const { return end_signal_ != 0 ? 128 + end_signal_ : kTime
 int Job::finish(int code) {
   const Clock::time_point until = Clock::now() + kLastWords;
   const bool is_patient = code == 0 && !is_over();
-  if (console_.finish([&] { return is_patient ? !is_over() : Clock::now() < until; }) || code != 0) return code;
-  return over_code();
+  const bool is_whole = console_.finish([&] { return is_patient ? !is_over() : Clock::now() < until; });
+  if (code != 0) return code;
+  if (const std::string broken = console_.broken(); !broken.empty()) {  // after the last rank had ended
+    console_.say(fmt::format("launch: {}; the end of the output is lost", broken));
+    console_.finish([until = Clock::now() + kLastWords] { return Clock::now() < until; });
+    return console_.broken_code();
+  }
+  return is_whole ? 0 : over_code();
 }
 
 }  // namespace tessera

@@ -136,10 +136,11 @@ MpiJob::~MpiJob() { end(); }
 std::string MpiJob::file_of(int64_t rank) const { return fmt::format("{}/rank.{}", folder_.path(), rank); }
 
 void MpiJob::wait_for_places(int64_t size, const WhyOver& why_over) {
-  const Clock::time_point deadline = Clock::now() + kPatience;
+  Clock::time_point deadline = Clock::now() + kPatience;
   for (int64_t rank = 0; rank < size;) {
     if (std::filesystem::exists(file_of(rank))) {
       ++rank;
+      deadline = Clock::now() + kPatience;
       continue;
     }
     if (const std::string why = why_over ? why_over() : ""; !why.empty()) {
@@ -149,9 +150,9 @@ void MpiJob::wait_for_places(int64_t size, const WhyOver& why_over) {
     const bool ended = has_ended();
     if (ended || Clock::now() > deadline) {
       throw std::runtime_error(fmt::format(
-          "mpirun {} before it had started {} places for ranks; ranks over MPI need Open MPI's mpirun (Debian's "
+          "mpirun {}: it has started {} of {} places for ranks; ranks over MPI need Open MPI's mpirun (Debian's "
           "openmpi-bin), else use --backend gloo; it wrote: {}",
-          ended ? "ended" : "did nothing for 30 s", size, output()));
+          ended ? "has ended" : "has done nothing for 30 s", rank, size, output()));
     }
     std::this_thread::sleep_for(kLook);
   }
@@ -179,6 +180,20 @@ void MpiJob::end() {
 }
 
 std::string MpiJob::output() const {
+  const std::string text = read_output();
+  return text.empty() ? "nothing" : text;
+}
+
+std::vector<std::string> MpiJob::new_lines() {
+  std::vector<std::string> lines;
+  line_ += read_output();
+  for (std::size_t end; (end = line_.find('\n')) != std::string::npos; line_.erase(0, end + 1)) {
+    lines.push_back(line_.substr(0, end));
+  }
+  return lines;
+}
+
+std::string MpiJob::read_output() const {
   std::string text;
   for (const int fd : {mpirun_.out, mpirun_.err}) {
     std::array<char, 4096> buffer;
@@ -186,7 +201,7 @@ std::string MpiJob::output() const {
       text.append(buffer.data(), static_cast<std::size_t>(count));
     }
   }
-  return text.empty() ? "nothing" : text;
+  return text;
 }
 
 std::map<std::string, std::string> MpiJob::variables(int64_t rank) const {

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/spawn.h"
@@ -26,8 +27,8 @@ class MpiJob {
   // Returns why nobody needs the places any more, such as "signal 15 came", or "".
   using WhyOver = std::function<std::string()>;
 
-  // Throws std::runtime_error, with mpirun's output, when there is no mpirun, when it does not provide the places
-  // within 30 seconds, and when `why_over`, which is asked all the while, returns a reason. Then mpirun gets SIGTERM,
+  // Throws std::runtime_error, with mpirun's output, when there is no mpirun, when it provides no further place for 30
+  // seconds, and when `why_over`, which is asked all the while, returns a reason. Then mpirun gets SIGTERM,
   // and is killed after 3 seconds.
   explicit MpiJob(int64_t size, const WhyOver& why_over = {});
   // Ends mpirun, and kills it after 3 seconds. The ranks must have ended.
@@ -37,6 +38,9 @@ class MpiJob {
 
   // Returns the variables for one rank: those of mpirun, and TESSERA_BACKEND=mpi.
   std::map<std::string, std::string> variables(int64_t rank) const;
+  // Returns the lines that mpirun has written since the last call. Call it again and again while the ranks run, so that
+  // mpirun need not wait until somebody reads.
+  std::vector<std::string> new_lines();
 
  private:
   std::string file_of(int64_t rank) const;
@@ -44,12 +48,14 @@ class MpiJob {
   bool has_ended();
   void end();
   std::string output() const;
+  std::string read_output() const;
 
   const PrivateFolder folder_;
   std::optional<PrivateFolder> shared_memory_;  // for the ranks' shared memory, in /dev/shm; none if it cannot be made
   int preloaded_ = -1;                          // a file in memory: the library that is preloaded into mpirun
   int hold_ = -1;                               // the shells wait until no process has this pipe open
   Child mpirun_;
+  std::string line_;  // which mpirun has begun
 };
 
 // Is where the ranks' shared memory lies.
