@@ -120,10 +120,9 @@ void FailureBoard::join() {
     try {
       return never_blocks(*store_) ? claim() : within(options_.timeout, "joining the other ranks in the store", claim);
     } catch (const std::exception& error) {
-      // Others would wait for this rank. There is room in the store for this, also on a full disk.
-      if (is_own_error(error)) {
-        publish_joining(error_text(error));
-        keep_store_for_others(kStartPatience);
+      // Others would wait for this rank, if they are of its job.
+      if (is_own_error(error) && !is_old_job(size) && publish_joining(error_text(error))) {
+        keep_store_for_others(std::min<std::chrono::milliseconds>(kStartPatience, options_.timeout));
       }
       throw;
     }
@@ -140,9 +139,10 @@ void FailureBoard::join() {
   throw std::runtime_error(text);
 }
 
-void FailureBoard::publish_joining(const std::string& text) noexcept {
-  publish({.kind = Failure::Kind::kError, .rank = options_.rank, .where = "joining the other ranks", .text = text},
-          kStoreAnswers);
+bool FailureBoard::publish_joining(const std::string& text) noexcept {
+  return publish(
+      {.kind = Failure::Kind::kError, .rank = options_.rank, .where = "joining the other ranks", .text = text},
+      kStoreAnswers);
 }
 
 // Says whether a world of `size` ranks, all of which have joined, did so longer ago than a rank of this job would have
@@ -187,8 +187,8 @@ void FailureBoard::acknowledge(const Failure& failure) noexcept {
                [&] { store_->set(known_key(options_.rank), std::string("1")); });
 }
 
-void FailureBoard::publish(const Failure& failure, std::chrono::milliseconds patience) noexcept {
-  poll_until(std::chrono::steady_clock::now() + patience, [&] {
+bool FailureBoard::publish(const Failure& failure, std::chrono::milliseconds patience) noexcept {
+  return poll_until(std::chrono::steady_clock::now() + patience, [&] {
     return try_in_store("the failure could not be written to the store",
                         [&] { store_->compareSet(kFailureKey, std::string(), encode(failure)); });
   });

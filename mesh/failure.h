@@ -95,8 +95,8 @@ class FailureBoard {
   // Makes `failure` this rank's failure unless it has one already, and notes in the store that this rank knows.
   void acknowledge(const Failure& failure) noexcept;
   // Writes `failure` to the store unless a record is there already. Tries for `patience` while the store does not
-  // answer. Never throws.
-  void publish(const Failure& failure, std::chrono::milliseconds patience) noexcept;
+  // answer. Returns whether the store has one then. Never throws.
+  bool publish(const Failure& failure, std::chrono::milliseconds patience) noexcept;
   // Returns the record in the store, else the one that the launcher's file gives, else nullopt.
   std::optional<Failure> find() noexcept;
   // Calls find() repeatedly for at most `patience`. Returns what it finds, else a failure that names one of `ranks`
@@ -120,8 +120,8 @@ class FailureBoard {
 
  private:
   void join();
-  // Says to the others that this rank cannot join them.
-  void publish_joining(const std::string& text) noexcept;
+  // Says to the others that this rank cannot join them. Returns whether the store has taken that.
+  bool publish_joining(const std::string& text) noexcept;
   bool is_old_job(const std::string& size) noexcept;
   std::optional<Failure> find_in_store();
   std::optional<Failure> find_in_file() const;

@@ -112,21 +112,25 @@ FolderStore::FolderStore(std::string path, std::chrono::milliseconds timeout,
                          std::function<bool(const std::string&)> is_vital)
     : Store(timeout), id_(random_number()), folder_(std::move(path), timeout), is_vital_(std::move(is_vital)) {
   try {
-    for (int i = 0; i < kReserves; ++i) reserve();
-  } catch (const std::exception& error) {
-    not_reserved_ = error.what();
-    drop_reserves();
+    is_poor_ = true;
+    need_reserves();
+  } catch (const std::exception&) {  // NOLINT: the first write says why
   }
 }
 
-FolderStore::~FolderStore() { drop_reserves(); }
-
-void FolderStore::drop_reserves() {
+FolderStore::~FolderStore() {
   for (const Reserve& each : reserves_) {
     ::close(each.fd);
     ::unlinkat(folder_.descriptor(), each.name.c_str(), 0);
   }
-  reserves_.clear();
+}
+
+// A program may have freed meanwhile what this rank lacked.
+void FolderStore::need_reserves() {
+  const std::lock_guard lock(mutex_);
+  if (!is_poor_) return;
+  while (reserves_.size() < kReserves) reserve();
+  is_poor_ = false;
 }
 
 c10::intrusive_ptr<c10d::Store> FolderStore::clone() {
@@ -151,9 +155,12 @@ void FolderStore::reserve() {
   const std::string name = new_name();
   const int fd = ::openat(folder_.descriptor(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) fail("cannot make a file", errno);
+  if (const int reason = ::posix_fallocate(fd, 0, kReservedBytes); reason != 0) {
+    ::close(fd);
+    ::unlinkat(folder_.descriptor(), name.c_str(), 0);
+    fail("cannot reserve space", reason);
+  }
   reserves_.push_back({.name = name, .fd = fd});
-  const int reason = ::posix_fallocate(fd, 0, kReservedBytes);
-  if (reason != 0) fail("cannot reserve space", reason);
 }
 
 std::optional<std::string> FolderStore::write_into_reserve(const std::string& content) {
@@ -221,7 +228,7 @@ FolderStore::Value FolderStore::read(const std::string& key, int64_t version) co
 
 std::optional<FolderStore::Value> FolderStore::update(
     const std::string& key, const std::function<std::optional<Value>(const Value&)>& value_of) {
-  if (!not_reserved_.empty() && !(is_vital_ && is_vital_(key))) throw std::runtime_error(not_reserved_);
+  if (!is_vital_ || !is_vital_(key)) need_reserves();
   while (true) {
     const int64_t version = newest_version(key);
     const std::optional<Value> wanted = value_of(read(key, version));

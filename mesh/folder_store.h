@@ -32,8 +32,8 @@ class FolderStore : public c10d::Store {
  public:
   // Makes the folder, or joins those that are in it (see JobFolder). The keys for which `is_vital` returns true can be
   // written on a full disk and without a free file descriptor too, three times: this call reserves what that needs.
-  // Where it cannot, the store still takes those keys, as far as there is space, so that a rank can say what it lacks,
-  // and writing any other key throws the reason.
+  // Where it cannot, the store still takes those keys, as far as there is space, so that a rank can say what it lacks;
+  // writing any other key tries to reserve again, and throws the reason where that fails.
   FolderStore(std::string path, std::chrono::milliseconds timeout, std::function<bool(const std::string&)> is_vital);
   ~FolderStore() override;
 
@@ -68,7 +68,7 @@ class FolderStore : public c10d::Store {
   std::string write_file(const std::string& key, const std::string& content);
   std::optional<std::string> write_into_reserve(const std::string& content);
   void reserve();
-  void drop_reserves();
+  void need_reserves();
   [[noreturn]] void fail(const std::string& what, int reason) const;
 
   struct Reserve {
@@ -82,7 +82,7 @@ class FolderStore : public c10d::Store {
   std::mutex mutex_;                       // guards newest_ and reserves_
   std::map<std::string, int64_t> newest_;  // the newest version that this process has seen of each key
   std::vector<Reserve> reserves_;          // open files with allocated space
-  std::string not_reserved_;               // why there are none, or ""
+  bool is_poor_ = false;                   // it has never had all of them
   std::atomic<int64_t> next_name_{0};
 };
 

@@ -1,6 +1,7 @@
 #include "tessera/mesh/job_folder.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cerrno>
 #include <cstdlib>
@@ -13,8 +14,10 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "tessera/mesh/core/poll.h"
@@ -25,6 +28,8 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kNameLength = 16;  // of a job's folder, in hexadecimal digits
 
 // Makes `path` with mode 0700. If it exists, checks that it is a folder of this user that nobody else may enter.
 void make_private(const std::string& path) {
@@ -64,10 +69,24 @@ std::vector<std::string> names_in(int folder) {
   return names;
 }
 
+bool all_of(std::string_view text, int (*is)(int)) {
+  return !text.empty() && std::ranges::all_of(text, [&](char c) { return is(static_cast<unsigned char>(c)) != 0; });
+}
+
 void remove_store_files(int folder) {
   for (const std::string& name : names_in(folder)) {
     if (is_store_file(name)) unlinkat(folder, name.c_str(), 0);
   }
+}
+
+// Says whether processes of all hosts that see the folder see each other's locks: on a network file system a lock of a
+// folder stays on its host.
+bool has_locks_for_all(int folder) {
+  static constexpr std::array<int64_t, 8> kLocal = {TMPFS_MAGIC,           RAMFS_MAGIC,       EXT4_SUPER_MAGIC,
+                                                    XFS_SUPER_MAGIC,       BTRFS_SUPER_MAGIC, F2FS_SUPER_MAGIC,
+                                                    OVERLAYFS_SUPER_MAGIC, 0x2fc12fc1 /* ZFS */};
+  struct statfs status {};
+  return fstatfs(folder, &status) == 0 && std::ranges::find(kLocal, int64_t{status.f_type}) != kLocal.end();
 }
 
 // Removes the folders of jobs whose processes have all ended and could not remove it, since they were killed. A process
@@ -75,7 +94,9 @@ void remove_store_files(int folder) {
 void remove_abandoned(const std::string& user) {
   const int parent = open(user.c_str(), O_DIRECTORY | O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (parent < 0) return;
-  for (const std::string& name : names_in(parent)) {
+  const std::vector<std::string> names = has_locks_for_all(parent) ? names_in(parent) : std::vector<std::string>();
+  for (const std::string& name : names) {
+    if (name.size() != kNameLength || !all_of(name, std::isxdigit)) continue;
     const int folder = openat(parent, name.c_str(), O_DIRECTORY | O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (folder < 0) continue;
     if (flock(folder, LOCK_EX | LOCK_NB) == 0 && names_file(user + "/" + name, folder)) {
@@ -85,10 +106,6 @@ void remove_abandoned(const std::string& user) {
     close(folder);
   }
   close(parent);
-}
-
-bool all_of(std::string_view text, int (*is)(int)) {
-  return !text.empty() && std::ranges::all_of(text, [&](char c) { return is(static_cast<unsigned char>(c)) != 0; });
 }
 
 }  // namespace
@@ -112,7 +129,7 @@ std::string folder_of_job(const std::string& job_id) {
   const std::string user = fmt::format("{}/tessera-{}", root, geteuid());
   make_private(user);
   remove_abandoned(user);
-  return fmt::format("{}/{:016x}", user, stable_hash(job_id));
+  return fmt::format("{}/{:0{}x}", user, stable_hash(job_id), kNameLength);
 }
 
 JobFolder::JobFolder(std::string path, std::chrono::milliseconds patience) : path_(std::move(path)), owner_(getpid()) {

@@ -75,18 +75,20 @@ std::string text_of(const RankRecords& records) {
   return out;
 }
 
-// Makes the folder, for this user alone, unless it is there. Returns "", or why it cannot hold records: in another
-// user's folder that user could put a link to a file of ours where one is written.
-std::string make_folder(const std::string& folder) {
+// Makes the folder, for this user alone, unless it is there. Returns "", or why it cannot hold records: another user
+// could replace them in a folder that is theirs. Containers often have a folder of root's.
+std::string make_folder(const std::string& name) {
+  const fs::path folder = fs::path(name + "/").parent_path();  // without slashes at its end
+  const fs::path parent = folder.parent_path();
   std::error_code error;
-  const fs::path parent = fs::path(folder).parent_path();
   if (!parent.empty()) fs::create_directories(parent, error);
   if (error) return error.message();
   struct stat status {};
   if (::mkdir(folder.c_str(), S_IRWXU) != 0 && errno != EEXIST) return std::strerror(errno);
   if (::stat(folder.c_str(), &status) != 0) return std::strerror(errno);
   if (!S_ISDIR(status.st_mode)) return "that is no folder";
-  return status.st_uid == ::geteuid() ? "" : fmt::format("the folder is user {}'s; name one of yours", status.st_uid);
+  if (status.st_uid == ::geteuid() || status.st_uid == 0 || ::geteuid() == 0) return "";
+  return fmt::format("the folder is user {}'s; name one of yours", status.st_uid);
 }
 
 // Writes a new file that only this user may read. Returns "" or the system's text.
@@ -121,13 +123,15 @@ void write_records(const std::string& folder, const RankRecords& records) {
       fmt::format("the records of rank {} cannot be written to {}: {}", records.rank, path, reason));
 }
 
-void remove_old_records(const std::string& folder, int64_t rank, int64_t size) noexcept {
+std::string prepare_records(const std::string& folder, int64_t rank, int64_t size) noexcept {
   try {
+    std::string reason = make_folder(folder);
     std::error_code ignored;
     fs::remove(records_file(folder, rank), ignored);
-    if (rank != 0) return;
-    for (int64_t other = size; fs::remove(records_file(folder, other), ignored);) ++other;
-  } catch (const std::exception&) {  // NOLINT: an old file does less harm than an error here
+    for (int64_t other = size; rank == 0 && fs::remove(records_file(folder, other), ignored);) ++other;
+    return reason;
+  } catch (const std::exception& error) {
+    return error.what();
   }
 }
 

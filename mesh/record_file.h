@@ -20,11 +20,12 @@ struct RankRecords {
 std::string records_file(const std::string& folder, int64_t rank);
 // Writes the rank's file, one JSON value a line, after making the folder. Both are for this user alone: error texts and
 // names of modules may be private. The file appears all at once and replaces an earlier one. Throws std::runtime_error
-// with the path and the system's text, or where the folder is another user's.
+// with the path and the system's text, or where the folder is neither this user's nor root's.
 void write_records(const std::string& folder, const RankRecords& records);
-// Removes what an earlier job or attempt has left of this rank, and on rank 0 of the ranks that this job of `size`
-// ranks does not have. Every rank calls it when the job starts. Never throws.
-void remove_old_records(const std::string& folder, int64_t rank, int64_t size) noexcept;
+// Makes the folder, and returns "" or why it cannot hold records. Removes what an earlier job or attempt has left of
+// this rank, and on rank 0 of the ranks that this job of `size` ranks does not have. Every rank calls it when the job
+// starts. Never throws.
+std::string prepare_records(const std::string& folder, int64_t rank, int64_t size) noexcept;
 // Reads the files of all ranks in `folder`, by rank. Throws std::invalid_argument when there is none, and
 // std::runtime_error on a file that write_records() has not written.
 std::vector<RankRecords> read_all_records(const std::string& folder);

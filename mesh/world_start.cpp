@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -143,7 +144,9 @@ std::shared_ptr<World> World::create(WorldOptions options) {
 
 void World::start() {
   const std::string& records = impl_->options.records_folder;
-  if (!records.empty()) remove_old_records(records, rank(), size());
+  if (const std::string why = records.empty() ? "" : prepare_records(records, rank(), size()); !why.empty()) {
+    spdlog::warn("rank {}: there will be no records of a failure in {}: {}", rank(), records, why);
+  }
   const char* step = "saying how many ranks a host has";
   try {
     if (impl_->has_peers() && rank() == 0) store()->set(kLocalSizeKey, std::to_string(local_size()));

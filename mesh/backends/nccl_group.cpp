@@ -65,7 +65,7 @@ BackendGroup make_nccl_group(const GroupRequest& request) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = request.timeout;
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(request.device_index));
-  const c10::DeviceGuard guard(device);  // the caller is a thread of its own, where no device is set
+  const c10::DeviceGuard guard(device);  // this may be a thread of its own, where no device is set
   const auto nccl = c10::make_intrusive<NcclGroup>(request, device, options);
   nccl->setBoundDeviceId(device);
   try {

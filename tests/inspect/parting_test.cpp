@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tessera/mesh/record_file.h"
@@ -118,8 +119,19 @@ TEST_CASE("records are for their user alone, and are not written through what an
   write_records(records, rank(2, {}));
   CHECK(fs::file_size(mine) == 1);
   CHECK(read_all_records(records).size() == 2);
-  if (chown(records.c_str(), 12345, static_cast<gid_t>(-1)) == 0) {
-    check_refused<std::runtime_error>([&] { write_records(records, rank(3, {})); },
-                                      "the folder is user 12345's; name one of yours");
+  CHECK(prepare_records(folder.path() + "/b/new/", 0, 2).empty());
+  CHECK(fs::status(folder.path() + "/b/new").permissions() == fs::perms::owner_all);
+  CHECK(prepare_records(mine, 0, 2) == "that is no folder");
+  // Who is root here may write everywhere; another user asks whose the folder is.
+  if (geteuid() == 0 && chown(records.c_str(), 12345, static_cast<gid_t>(-1)) == 0) {
+    fs::permissions(folder.path() + "/a", fs::perms::others_all, fs::perm_options::add);
+    const pid_t other = fork();
+    if (other == 0) {
+      const bool is_other = chdir((folder.path() + "/a").c_str()) == 0 && setuid(23456) == 0;
+      _exit(is_other && prepare_records("records", 0, 2) == "the folder is user 12345's; name one of yours" ? 0 : 1);
+    }
+    int status = 0;
+    CHECK(waitpid(other, &status, 0) == other);
+    CHECK(status == 0);
   }
 }

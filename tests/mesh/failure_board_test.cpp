@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -86,16 +87,32 @@ class NoDescriptors {
 
 }  // namespace
 
+// Has no space for the key of rank 1, as long as it is full.
+class FullStore : public c10d::HashStore {
+ public:
+  bool is_full = true;
+
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override {
+    if (is_full && key == "tessera/process/1") throw std::runtime_error("cannot make a file: No space left on device");
+    return HashStore::compareSet(key, expected, desired);
+  }
+};
+
+TEST_CASE("a rank that cannot join does not end a job on the same store that has all its ranks") {
+  const auto store = c10::make_intrusive<FullStore>();
+  store->is_full = false;
+  FailureBoard first(options_of(0, 2, store));
+  const FailureBoard second(options_of(1, 2, store));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  store->is_full = true;
+  FailureBoard::Options late = options_of(1, 2, store);
+  late.timeout = std::chrono::milliseconds(1);
+  CHECK_THROWS_WITH(FailureBoard{late}, "cannot make a file: No space left on device");
+  CHECK_FALSE(first.find().has_value());
+}
+
 TEST_CASE("a rank that cannot join, since the store has no space for its key, says so to the others") {
-  // Has no space for the key of rank 1.
-  class FullStore : public c10d::HashStore {
-   public:
-    std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
-                                    const std::vector<uint8_t>& desired) override {
-      if (key == "tessera/process/1") throw std::runtime_error("cannot make a file: No space left on device");
-      return HashStore::compareSet(key, expected, desired);
-    }
-  };
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<FullStore>();
   FailureBoard first(options_of(0, 2, store));
   CHECK_THROWS_WITH(FailureBoard(options_of(1, 2, store)), "cannot make a file: No space left on device");

@@ -65,17 +65,24 @@ int Job::run_attempts() {
 ProcessGroupResult Job::run_ranks() {
   const PrivateFolder folder;
   ProcessGroupOptions group = group_options(folder.path() + "/store");
+  raise_descriptor_limit(size_);  // mpirun needs them too
   std::optional<MpiJob> mpi;
+  const auto pass_on = [&] {
+    if (!mpi || !group.sinks.has_room(OutputStream::kStderr)) return;
+    for (const std::string& line : mpi->new_lines()) console_.say("[mpirun] " + line);
+  };
   if (options_.backend == "mpi") {
     mpi.emplace(size_, [this] { return why_over(); });
     group.rank_variables = [&](int64_t rank) { return mpi->variables(rank); };
     group.take_signal = [&, take = group.take_signal] {
-      for (const std::string& line : mpi->new_lines()) console_.say("[mpirun] " + line);
+      pass_on();
       return take();
     };
   }
   if (limit_) group.time_limit = std::chrono::duration_cast<std::chrono::milliseconds>(*limit_ - Clock::now());
-  return run_process_group(group);
+  ProcessGroupResult result = run_process_group(group);
+  pass_on();
+  return result;
 }
 
 ProcessGroupOptions Job::group_options(const std::string& store_path) {

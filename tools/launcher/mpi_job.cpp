@@ -105,6 +105,16 @@ int open_hold(const std::string& path) {
   return fd;
 }
 
+// Returns what a non-blocking pipe holds.
+std::string read_some(int fd) {
+  std::string text;
+  std::array<char, 4096> buffer;
+  for (ssize_t count; (count = ::read(fd, buffer.data(), buffer.size())) > 0;) {
+    text.append(buffer.data(), static_cast<std::size_t>(count));
+  }
+  return text;
+}
+
 }  // namespace
 
 bool has_mpirun() {
@@ -180,28 +190,20 @@ void MpiJob::end() {
 }
 
 std::string MpiJob::output() const {
-  const std::string text = read_output();
+  const std::string text = read_some(mpirun_.out) + read_some(mpirun_.err);
   return text.empty() ? "nothing" : text;
 }
 
 std::vector<std::string> MpiJob::new_lines() {
   std::vector<std::string> lines;
-  line_ += read_output();
-  for (std::size_t end; (end = line_.find('\n')) != std::string::npos; line_.erase(0, end + 1)) {
-    lines.push_back(line_.substr(0, end));
-  }
-  return lines;
-}
-
-std::string MpiJob::read_output() const {
-  std::string text;
-  for (const int fd : {mpirun_.out, mpirun_.err}) {
-    std::array<char, 4096> buffer;
-    for (ssize_t count; (count = ::read(fd, buffer.data(), buffer.size())) > 0;) {
-      text.append(buffer.data(), static_cast<std::size_t>(count));
+  const std::array<int, 2> streams = {mpirun_.out, mpirun_.err};
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    std::string& text = begun_[i] += read_some(streams[i]);
+    for (std::size_t end; (end = text.find('\n')) != std::string::npos; text.erase(0, end + 1)) {
+      lines.push_back(text.substr(0, end));
     }
   }
-  return text;
+  return lines;
 }
 
 std::map<std::string, std::string> MpiJob::variables(int64_t rank) const {

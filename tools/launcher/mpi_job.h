@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -39,7 +40,7 @@ class MpiJob {
   // Returns the variables for one rank: those of mpirun, and TESSERA_BACKEND=mpi.
   std::map<std::string, std::string> variables(int64_t rank) const;
   // Returns the lines that mpirun has written since the last call. Call it again and again while the ranks run, so that
-  // mpirun need not wait until somebody reads.
+  // mpirun need not wait until somebody reads, and once when they have ended.
   std::vector<std::string> new_lines();
 
  private:
@@ -48,14 +49,13 @@ class MpiJob {
   bool has_ended();
   void end();
   std::string output() const;
-  std::string read_output() const;
 
   const PrivateFolder folder_;
   std::optional<PrivateFolder> shared_memory_;  // for the ranks' shared memory, in /dev/shm; none if it cannot be made
   int preloaded_ = -1;                          // a file in memory: the library that is preloaded into mpirun
   int hold_ = -1;                               // the shells wait until no process has this pipe open
   Child mpirun_;
-  std::string line_;  // which mpirun has begun
+  std::array<std::string, 2> begun_;  // the line that mpirun has begun on each of its streams
 };
 
 // Is where the ranks' shared memory lies.

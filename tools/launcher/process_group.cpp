@@ -1,7 +1,6 @@
 #include "tessera/tools/launcher/process_group.h"
 
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,22 +28,6 @@ std::vector<std::string> note_files(const ProcessGroupOptions& options) {
   std::vector<std::string> files = {lost_rank_file(options.store_path)};
   for (int64_t rank = 0; rank < options.size; ++rank) files.push_back(ended_rank_file(options.store_path, rank));
   return files;
-}
-
-// Each rank has two pipes for its output. The limit of descriptors that a process may have open is often 1024, and may
-// be raised up to a second one.
-void allow_descriptors(int64_t ranks) {
-  constexpr rlim_t kOthers = 64;
-  const rlim_t needed = 2 * static_cast<rlim_t>(ranks) + kOthers;
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
-  const rlim_t most = limit.rlim_max;
-  limit.rlim_cur = std::min(needed, most);
-  if (most >= needed && ::setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
-  throw std::runtime_error(fmt::format(
-      "{} ranks need {} open files, and this process may have {}; raise the limit (ulimit -Hn, or LimitNOFILE of a "
-      "service), or start fewer ranks",
-      ranks, needed, most));
 }
 
 class ProcessGroup {
@@ -82,7 +65,7 @@ class ProcessGroup {
 // Ranks would take notes of an earlier job with the same store for their own, so ReservedNotes removes them.
 ProcessGroup::ProcessGroup(const ProcessGroupOptions& options)
     : options_(options), notes_(note_files(options)), outputs_(options.sinks) {
-  allow_descriptors(options.size);
+  raise_descriptor_limit(options.size);
   if (options.time_limit) limit_ = Clock::now() + *options.time_limit;
   group_ = spawn_watchdog(options.store_path.empty() ? "" : "TESSERA_STORE=" + options.store_path);
 }

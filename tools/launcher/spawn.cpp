@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -21,10 +23,6 @@ namespace {
 // Between fork and exec only functions that are safe in a signal handler are called, since the parent may have other
 // threads.
 
-[[noreturn]] void throw_errno(const char* what) {
-  throw std::runtime_error(fmt::format("{}: {}", what, std::strerror(errno)));
-}
-
 void use_streams(int out, int err) {
   const int empty = ::open("/dev/null", O_RDONLY);
   ::dup2(empty, STDIN_FILENO);
@@ -36,7 +34,12 @@ void use_streams(int out, int err) {
 
 OutputPipe::OutputPipe() {
   std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw_errno("pipe");
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
+    throw std::runtime_error(fmt::format(
+        "a pipe for a rank's output cannot be made: {}; each rank needs two open files of this process: raise "
+        "their limit (ulimit -Hn, or LimitNOFILE of a service), or start fewer ranks",
+        std::strerror(errno)));
+  }
   read_end_ = ends[0];
   write_end_ = ends[1];
   ::fcntl(read_end_, F_SETFL, O_NONBLOCK);
@@ -48,6 +51,15 @@ OutputPipe::~OutputPipe() {
 }
 
 int OutputPipe::take_read_end() { return std::exchange(read_end_, -1); }
+
+void raise_descriptor_limit(int64_t ranks) {
+  constexpr rlim_t kOthers = 64;
+  const rlim_t needed = 2 * static_cast<rlim_t>(ranks) + kOthers;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  limit.rlim_cur = std::min(needed, limit.rlim_max);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 void signal_when_parent_ends(pid_t parent, int signal) {
   ::prctl(PR_SET_PDEATHSIG, signal);

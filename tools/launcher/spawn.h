@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,10 @@ class OutputPipe {
 // Asks the kernel to send the calling process `signal` when the thread `parent` that made it ends, and ends it where
 // that has happened already. Safe to call in a child before exec.
 void signal_when_parent_ends(pid_t parent, int signal);
+
+// Lets this process, and the programs that it starts, have so many files open as the outputs of `ranks` ranks need, as
+// far as the system allows: the usual limit of 1024 is enough for 480.
+void raise_descriptor_limit(int64_t ranks);
 
 // Starts `command` in process group `group` with exactly `environment`. It is killed when the calling thread ends. If
 // the program cannot be started, the child exits with code 127 and writes the reason to standard error.
