@@ -129,6 +129,12 @@ TEST_CASE("the judge reports a victim that does not say its own trouble, and a s
     silent.ranks[rank].errors = {"rank 2 failed in saving: a peer was lost"};
     CHECK(missed(silent) == Aspects{"named"});
   }
+  Outcome without_store = as_promised();
+  without_store.own_error = outcome.own_error;
+  without_store.ranks[2].errors = {"cannot open folder /tmp/store: No space left on device"};
+  CHECK(missed(without_store).empty());
+  without_store.ranks[2].errors = {"cannot open folder /tmp/store"};
+  CHECK(missed(without_store) == Aspects{"named"});
 }
 
 TEST_CASE("the judge reports a state that is torn, lost, older than reported, or not the same on all ranks") {

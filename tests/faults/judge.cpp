@@ -55,10 +55,21 @@ void judge_names(const Outcome& outcome, int64_t rank, const RankOutcome& seen, 
                             fmt::join(outcome.victims, ", "), seen.errors.front())});
 }
 
+// Says whether a victim could not open the store's folder, so that it could tell the others nothing.
+bool could_not_tell(const Outcome& outcome) {
+  return std::ranges::any_of(outcome.victims, [&](int64_t each) {
+    const auto seen = outcome.ranks.find(each);
+    return seen != outcome.ranks.end() && !seen->second.errors.empty() &&
+           seen->second.errors.front().starts_with("cannot open folder");
+  });
+}
+
 // Promise 4: a rank's own trouble is said as that, by the others too.
 void judge_own_error(const Outcome& outcome, Misses& misses) {
   if (outcome.own_error.empty()) return;
+  const bool is_told = !could_not_tell(outcome);
   for (const auto& [rank, seen] : outcome.ranks) {
+    if (!is_told && !outcome.victims.contains(rank)) continue;
     if (seen.errors.empty() || seen.errors.front().find(outcome.own_error) != std::string::npos) continue;
     misses.push_back({"named", fmt::format("rank {} does not say '{}', the trouble of ranks [{}]: {}", rank,
                                            outcome.own_error, fmt::join(outcome.victims, ", "), seen.errors.front())});

@@ -12,6 +12,8 @@ const std::vector<std::string> kEverywhere = {"start", "groups", "collective", "
                                               "async", "save",   "load",       "destructor", "exit"};
 const std::vector<std::string> kInCode = {"hook", "backward", "async", "destructor"};
 
+const char* const kNoStore = "where a rank cannot open the store's folder: its words";
+
 std::vector<Row> make_rows() {
   std::vector<Row> rows;
   rows.push_back({.name = "kill",
@@ -61,6 +63,7 @@ std::vector<Row> make_rows() {
                   .places = {"store", "states"},
                   .errors = {ENOSPC},
                   .victims = Victims::kAny,
+                  .not_known = kNoStore,
                   .says_own_error = true,
                   .gloo_trials = 120,
                   .mpi_trials = 30});
@@ -72,6 +75,7 @@ std::vector<Row> make_rows() {
                   .errors = {ENOSPC},
                   .lasting = {true},
                   .victims = Victims::kAny,
+                  .not_known = kNoStore,
                   .says_own_error = true,
                   .gloo_trials = 50,
                   .mpi_trials = 20});
@@ -82,6 +86,7 @@ std::vector<Row> make_rows() {
                   .places = {"store", "states"},
                   .errors = {EIO},
                   .victims = Victims::kAny,
+                  .not_known = kNoStore,
                   .says_own_error = true,
                   .gloo_trials = 50,
                   .mpi_trials = 20});
