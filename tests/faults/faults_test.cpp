@@ -133,6 +133,10 @@ TEST_CASE("the judge reports a victim that does not say its own trouble, and a s
   without_store.own_error = outcome.own_error;
   without_store.ranks[2].errors = {"cannot open folder /tmp/store: No space left on device"};
   CHECK(missed(without_store).empty());
+  without_store.ranks[2].errors = {"cannot make a file in the store's folder: No space left on device"};
+  CHECK(missed(without_store) == Aspects{"named", "named"});
+  without_store.makes_no_key = true;
+  CHECK(missed(without_store).empty());
   without_store.ranks[2].errors = {"cannot open folder /tmp/store"};
   CHECK(missed(without_store) == Aspects{"named"});
 }

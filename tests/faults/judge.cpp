@@ -55,12 +55,15 @@ void judge_names(const Outcome& outcome, int64_t rank, const RankOutcome& seen, 
                             fmt::join(outcome.victims, ", "), seen.errors.front())});
 }
 
-// Says whether a victim could not open the store's folder, so that it could tell the others nothing.
+// Says whether a victim could not open the store's folder, or make any file there, so that it could tell the others
+// nothing.
 bool could_not_tell(const Outcome& outcome) {
   return std::ranges::any_of(outcome.victims, [&](int64_t each) {
     const auto seen = outcome.ranks.find(each);
-    return seen != outcome.ranks.end() && !seen->second.errors.empty() &&
-           seen->second.errors.front().starts_with("cannot open folder");
+    if (seen == outcome.ranks.end() || seen->second.errors.empty()) return false;
+    const std::string& text = seen->second.errors.front();
+    return text.starts_with("cannot open folder") ||
+           (outcome.makes_no_key && text.starts_with("cannot make a file in the store's folder"));
   });
 }
 

@@ -31,7 +31,8 @@ struct Outcome {
   std::optional<double> all_ended;   // when the last rank had ended; nullopt: not judged
   bool timed_out = false;            // the job was ended since it took too long
   std::map<int64_t, RankOutcome> ranks;
-  std::string own_error;  // words that the victim's own error must have, or ""
+  std::string own_error;      // words that the victim's own error must have, or ""
+  bool makes_no_key = false;  // from some time on the victim can make no file of the store
   std::vector<std::string> left;
 
   // The states that the job may have written: "STEP HASH".

@@ -12,7 +12,7 @@ const std::vector<std::string> kEverywhere = {"start", "groups", "collective", "
                                               "async", "save",   "load",       "destructor", "exit"};
 const std::vector<std::string> kInCode = {"hook", "backward", "async", "destructor"};
 
-const char* const kNoStore = "where a rank cannot open the store's folder: its words";
+const char* const kNoStore = "where a rank can neither open the store's folder nor make a file there: its words";
 
 std::vector<Row> make_rows() {
   std::vector<Row> rows;
@@ -101,7 +101,8 @@ std::vector<Row> make_rows() {
                   // Gloo calls a socket that it cannot make an address that it cannot resolve. MPI ends all ranks
                   // without a word when one cannot start it. A rank whose early opens fail computes other last bits.
                   .not_known = "outside the store and the states: whose failure it was, its words and the last bits of "
-                               "values, since other libraries make those calls",
+                               "values, since other libraries make those calls; where a rank can make no file of the "
+                               "store: its words",
                   .gloo_trials = 80,
                   .mpi_trials = 20});
   rows.push_back({.name = "torn_store",

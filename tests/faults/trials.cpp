@@ -201,6 +201,7 @@ void Trials::run_job_trial(Trial& trial) {
   if (is_library) outcome.any_values = true;
   if (is_library) outcome.names_victim = false;
   if (says) outcome.own_error = std::strerror(trial.plan.error);
+  outcome.makes_no_key = trial.plan.place == "store" && trial.plan.lasting && trial.plan.call == "create";
   load_states(trial, trial.size);
 }
 
