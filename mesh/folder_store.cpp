@@ -112,7 +112,6 @@ FolderStore::FolderStore(std::string path, std::chrono::milliseconds timeout,
                          std::function<bool(const std::string&)> is_vital)
     : Store(timeout), id_(random_number()), folder_(std::move(path), timeout), is_vital_(std::move(is_vital)) {
   try {
-    is_poor_ = true;
     need_reserves();
   } catch (const std::exception&) {  // NOLINT: the first write says why
   }

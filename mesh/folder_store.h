@@ -82,7 +82,7 @@ class FolderStore : public c10d::Store {
   std::mutex mutex_;                       // guards newest_ and reserves_
   std::map<std::string, int64_t> newest_;  // the newest version that this process has seen of each key
   std::vector<Reserve> reserves_;          // open files with allocated space
-  bool is_poor_ = false;                   // it has never had all of them
+  bool is_poor_ = true;                    // it has never had all of them
   std::atomic<int64_t> next_name_{0};
 };
 

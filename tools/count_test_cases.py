@@ -1,9 +1,10 @@
 """Adds up the test cases that tests reported: count_test_cases.py BAZEL_EXIT_CODE EVENTS.json... NAME.program...
 
-A file NAME.program holds "passed" or "failed" of a program that counts as one test case. Reads Bazel's build events, and in the log of each test the line "[tessera] N passed, N failed, N skipped". Prints what
-was skipped and why, what failed without saying so in cases, how many assertions ran, and the sum. In CI a case that was
-skipped since something is missing that tools/setup installs has failed, but for MPI in a build that leaves it out: the
-events of such a build are in without_mpi.json. Exits non-zero when anything failed or nothing ran.
+A file NAME.program holds "passed" or "failed" of a program that counts as one test case. Reads Bazel's build events,
+and in the log of each test the line "[tessera] N passed, N failed, N skipped". Prints what was skipped and why, what
+failed without saying so in cases, how many assertions ran, and the sum. In CI a case that was skipped since something
+is missing that tools/setup installs has failed, but for MPI in a build that leaves it out: the events of such a build
+are in without_mpi.json. Exits non-zero when anything failed or nothing ran.
 """
 
 import json

@@ -70,6 +70,15 @@ std::set<std::string> listening_on(int64_t port) {
   return addresses;
 }
 
+// Returns the environment of rank 0 of two hosts with a rank each, which meet at a port of this host.
+Environment environment_of_host() {
+  Environment environment = environment_of(0, 2);
+  environment.local_size = 1;
+  environment.master_address = "127.0.0.1";
+  environment.master_port = free_port();
+  return environment;
+}
+
 }  // namespace
 
 TEST_CASE("TESSERA_STORE: ranks meet in a folder that they make, apart for each restart and each job") {
@@ -123,10 +132,7 @@ TEST_CASE("a store's server at a loopback address listens there alone") {
 
 TEST_CASE("with a secret, a value that somebody else wrote is refused, and all calls work among those who have it") {
   const TemporaryFolder folder;
-  Environment environment = environment_of(0, 2);
-  environment.local_size = 1;
-  environment.master_address = "127.0.0.1";
-  environment.master_port = free_port();
+  Environment environment = environment_of_host();
   const std::string file = folder.path() + "/secret";
   std::ofstream(file) << "a long secret\n";
   fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
@@ -172,10 +178,7 @@ TEST_CASE("with a secret, a value that somebody else wrote is refused, and all c
 }
 
 TEST_CASE("where torchrun's agent serves the store, rank 0 is a client too") {
-  Environment environment = environment_of(0, 2);
-  environment.local_size = 1;
-  environment.master_address = "127.0.0.1";
-  environment.master_port = free_port();
+  Environment environment = environment_of_host();
   const auto agents = make_store(environment);
   environment.agent_store = true;
   const auto client = make_store(environment);
@@ -245,10 +248,7 @@ TEST_CASE("the folders of jobs that were killed are removed by the next job of t
 
 TEST_CASE("a secret's file must be a regular file of this user") {
   const TemporaryFolder folder;
-  Environment environment = environment_of(0, 2);
-  environment.local_size = 1;
-  environment.master_address = "127.0.0.1";
-  environment.master_port = free_port();
+  Environment environment = environment_of_host();
   environment.secret_file = folder.path() + "/secret";
   const auto refused = [&](const std::string& why) {
     check_refused<std::invalid_argument>([&] { make_store(environment); },

@@ -1,6 +1,6 @@
 // Checks every operator and its gradient against docs/operators.md, and checks the validators themselves on rules that
-// are wrong. Each of Bazel's shards calls a part of the operators, and with
-// TESSERA_OPERATORS_ONE_IN=N one in N of its part.
+// are wrong. Each of Bazel's shards calls a part of the operators, and one in N of its part with
+// TESSERA_OPERATORS_ONE_IN=N.
 
 #include <algorithm>
 #include <cstdlib>

@@ -8,7 +8,6 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>

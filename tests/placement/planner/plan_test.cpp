@@ -256,7 +256,7 @@ TEST_CASE("where links differ, only what ranks of different hosts send each othe
 }
 
 TEST_CASE("a step that takes as long as the bound is known by that to be the best, to the last bit") {
-  // Of a sum of three terms the last bit depends on the order.
+  // The order in which three terms are added decides the last bit of their sum.
   const std::vector<std::pair<std::vector<int64_t>, CostModel>> rows = {
       {{2, 8}, {.links = {{0.001, 100}, {0.001, 10}}}},
       {{2, 2, 2}, {.links = {{0.3, 3}, {0.3, 7}, {0.3, 11}}}},
