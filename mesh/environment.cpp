@@ -320,6 +320,8 @@ Environment resolve_environment(const EnvironmentVariables& variables) {
   environment.job_id = job_id_of(variables, found->launcher);
   read_secret(variables, environment);
   environment.records_folder = value_or_empty(variables, "TESSERA_RECORDS");
+  if (!environment.records_folder.empty() && environment.restart_count > 0)
+    environment.records_folder += fmt::format("/restart_{}", environment.restart_count);
   environment.job_key = job_key_of(variables, found->launcher);
   fill_local(*found, environment);
   read_backend(variables, found, environment);

@@ -34,7 +34,9 @@ struct Environment {
   std::string cuda_backend;  // TESSERA_CUDA_BACKEND: "nccl" or "gloo"; empty when it is not set
   std::string backend;       // TESSERA_BACKEND: "mpi" or "gloo"; empty when it is not set
 
-  std::string records_folder;  // TESSERA_RECORDS: where each rank writes its recorder's records when the job fails
+  // TESSERA_RECORDS: where each rank writes its recorder's records when the job fails. After restarts it is a folder in
+  // that one, "restart_2", so that the records of each attempt stay.
+  std::string records_folder;
 
   int64_t timeout_seconds = 300;  // TESSERA_TIMEOUT: limit of every wait for other ranks
 

@@ -18,7 +18,7 @@ constexpr std::size_t kMostKept = 16;
 BlockReader::BlockReader(const std::string& path, std::optional<BlockChecksums> checksums)
     : path_(path), checksums_(std::move(checksums)), file_(open_regular_file(path, file_bytes_)) {
   if (!checksums_ || checksums_->file_bytes == file_bytes_) return;
-  throw std::invalid_argument(
+  throw DamagedFile(
       fmt::format("'{}' has {} bytes, not the {} that were saved", path, file_bytes_, checksums_->file_bytes));
 }
 
@@ -30,7 +30,7 @@ void BlockReader::read_block(int64_t block, void* to) {
   const uint32_t found = crc32_of(to, size);
   const uint32_t saved = checksums_->crc32.at(static_cast<std::size_t>(block));
   if (found == saved) return;
-  throw std::invalid_argument(fmt::format(
+  throw DamagedFile(fmt::format(
       "'{}': block {} (bytes {} to {}) has the checksum {:08x}, not {:08x} as saved: the file was changed or "
       "damaged since; load another checkpoint",
       path_, block, begin, begin + size - 1, found, saved));

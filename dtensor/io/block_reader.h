@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <list>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,12 @@
 
 namespace tessera {
 
+// Says that a file's bytes are not those that were saved.
+class DamagedFile : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
 // Reads parts of a file: with checksums whole blocks, each of which is verified before a byte of it is returned;
 // without them the asked bytes alone. A block that was read in part is kept, up to 16 of them, so that reads in
 // ascending order read a block once. The open file stays the same when another is renamed over its path. It can be
@@ -18,7 +25,7 @@ namespace tessera {
 class BlockReader {
  public:
   // Opens the file. Throws std::runtime_error when the system cannot open it, std::invalid_argument when it is not a
-  // regular file, or has another size than `checksums` say.
+  // regular file, DamagedFile when it has another size than `checksums` say.
   explicit BlockReader(const std::string& path, std::optional<BlockChecksums> checksums = std::nullopt);
 
   const std::string& path() const { return path_; }
@@ -26,8 +33,8 @@ class BlockReader {
   bool verifies() const { return checksums_.has_value(); }
 
   // Reads bytes [position, position + count) into `to`. Throws std::runtime_error when the system cannot, or the file
-  // ends before; std::invalid_argument that names the file, the block and both checksums when a block is not what was
-  // written. What `to` holds then is unspecified.
+  // ends before; DamagedFile that names the file, the block and both checksums when a block is not what was written.
+  // What `to` holds then is unspecified.
   void read(int64_t position, int64_t count, void* to);
 
   // Returns the bytes that were read from the file so far.

@@ -1,25 +1,32 @@
 #include "tessera/dtensor/io/training_state.h"
 
+#include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/io/block_reader.h"
 #include "tessera/dtensor/io/checkpoint.h"
 #include "tessera/dtensor/io/optimizer_contents.h"
 #include "tessera/dtensor/io/scheduler_steps.h"
 #include "tessera/dtensor/io/state_manifest.h"
 #include "tessera/dtensor/io/step_folders.h"
 #include "tessera/dtensor/io/weight_slots.h"
+#include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 
 namespace tessera {
@@ -89,26 +96,59 @@ class Loading {
   std::optional<OptimizerLoad> optimizer_;
 };
 
-// Loads the state whose folder `find` returns, and returns whether there is one.
-bool load_found(TrainingState& state, const std::function<std::optional<std::string>()>& find) {
+using FindFolder = std::function<std::optional<std::string>()>;
+
+// Loads the state whose folder `find` returns, and returns whether there is one. When it throws, `is_damaged` says
+// whether this rank has found its files damaged.
+bool load_found(TrainingState& state, const FindFolder& find, bool& is_damaged) {
   if (!state.mesh.is_member()) return false;
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
   const Agreement agreement({state.mesh}, kOp);
   std::optional<Loading> loading;
+  const auto noting_damage = [&](const auto& part) {
+    try {
+      part();
+    } catch (const DamagedFile&) {
+      is_damaged = true;
+      throw;
+    }
+  };
   agreement.run(
       [&] {
         const std::optional<std::string> step_folder = find();
-        if (step_folder) loading.emplace(state).plan(*step_folder);
+        if (step_folder) noting_damage([&] { loading.emplace(state).plan(*step_folder); });
       },
       [&] { return loading ? loading->fingerprint() : "none"; },
       "the ranks found different training states: the path leads to different folders, or a state was saved or removed "
       "meanwhile; pass a folder that all ranks share, and load again");
   if (!loading) return false;
-  agreement.run([&] { loading->read(); });
+  agreement.run([&] { noting_damage([&] { loading->read(); }); });
   loading->apply();
   return true;
 }
+
+bool on_any_rank(bool here, const DeviceMesh& mesh) {
+  const at::NoGradGuard no_grad;
+  const detail::NotDeferred own_tensors;
+  return max_over_meshes(at::tensor(static_cast<int64_t>(here)), {mesh}, kOp).cpu().item<int64_t>() != 0;
+}
+
+struct StepFolder {
+  int64_t step = 0;
+  std::string path;
+};
+
+// Returns the newest whole state whose step is lower than `end`.
+std::optional<StepFolder> newest_before(const std::string& folder, int64_t end) {
+  const std::map<int64_t, std::string> found = step_folders(folder);
+  for (auto step = found.rbegin(); step != found.rend(); ++step) {
+    if (step->first < end && is_whole_state(step->second)) return StepFolder{step->first, step->second};
+  }
+  return std::nullopt;
+}
+
+constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
@@ -117,19 +157,40 @@ void save_training_state(const TrainingState& state, const std::string& folder, 
 }
 
 void load_training_state(TrainingState& state, const std::string& step_folder) {
-  load_found(state, [&] { return std::optional(step_folder); });
+  bool is_damaged = false;
+  load_found(
+      state, [&] { return std::optional(step_folder); }, is_damaged);
 }
 
+// What fails on one rank throws std::invalid_argument or std::runtime_error on all, and damage the first of these, so
+// that all ranks ask alike whether it was damage.
 bool load_newest_training_state(TrainingState& state, const std::string& folder) {
-  return load_found(state, [&] { return newest_training_state(folder); });
+  std::exception_ptr of_newest;
+  for (int64_t end = kNoEnd;;) {
+    bool is_damaged = false;
+    const auto find = [&]() -> std::optional<std::string> {
+      const std::optional<StepFolder> found = newest_before(folder, end);
+      if (!found) return std::nullopt;
+      end = found->step;
+      return found->path;
+    };
+    try {
+      if (load_found(state, find, is_damaged)) return true;
+      break;
+    } catch (const std::invalid_argument& error) {
+      if (!on_any_rank(is_damaged, state.mesh)) throw;
+      if (state.mesh.world().rank() == state.mesh.mesh().ranks().front())
+        spdlog::warn("{}: {}; an older state is looked for", kOp, error.what());
+      if (!of_newest) of_newest = std::current_exception();
+    }
+  }
+  if (of_newest) std::rethrow_exception(of_newest);
+  return false;
 }
 
 std::optional<std::string> newest_training_state(const std::string& folder) {
-  const std::map<int64_t, std::string> found = step_folders(folder);
-  for (auto step = found.rbegin(); step != found.rend(); ++step) {
-    if (is_whole_state(step->second)) return step->second;
-  }
-  return std::nullopt;
+  const std::optional<StepFolder> found = newest_before(folder, kNoEnd);
+  return found ? std::optional(found->path) : std::nullopt;
 }
 
 SavedTrainingState read_training_state(const std::string& step_folder) {

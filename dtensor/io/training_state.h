@@ -110,6 +110,10 @@ void save_training_state(const TrainingState& state, const std::string& folder, 
 void load_training_state(TrainingState& state, const std::string& step_folder);
 
 // Does the same with newest_training_state(folder). Returns false, on every rank, and changes nothing if there is none.
+// Where a rank finds that a file of this state is damaged, the newest one before it is loaded, and so on; the mesh's
+// first rank logs a warning that says what is damaged, and `state.step` says which one was loaded. If all are damaged,
+// the error of the newest is thrown. Each state that is damaged takes one all-reduce of 8 bytes per mesh dimension
+// more.
 bool load_newest_training_state(TrainingState& state, const std::string& folder);
 
 // Returns the step folder of the highest step in `folder` whose state is whole: state.json has its checksum, and every

@@ -46,11 +46,12 @@ void Checkpoints::start(Trainer& trainer, const tessera::DeviceMesh& mesh, int64
   saver_.start(state);
 }
 
-void Checkpoints::load(Trainer& trainer, const tessera::DeviceMesh& mesh, const Identity& identity) const {
+int64_t Checkpoints::load(Trainer& trainer, const tessera::DeviceMesh& mesh, const Identity& identity) const {
   const std::string folder = tessera::newest_training_state(folder_).value();
   check_identity(tessera::read_training_state(folder).values, identity, folder);
   tessera::TrainingState state = state_of(trainer, mesh);
-  tessera::load_training_state(state, folder);
+  tessera::load_newest_training_state(state, folder_);
+  return state.step;
 }
 
 }  // namespace train

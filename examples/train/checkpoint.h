@@ -30,9 +30,10 @@ class Checkpoints {
   // Returns when the state is in its folder.
   void wait() { saver_.wait(); }
 
-  // Loads the newest state, on any mesh. Throws std::invalid_argument, on every rank and before anything has changed,
-  // where the run was another one than `identity` says; else as load_training_state does.
-  void load(Trainer& trainer, const tessera::DeviceMesh& mesh, const Identity& identity) const;
+  // Loads the newest state, on any mesh, and returns its step; goes back to older ones as load_newest_training_state
+  // does. Throws std::invalid_argument, on every rank and before anything has changed, where the run was another one
+  // than `identity` says; else as load_newest_training_state does.
+  int64_t load(Trainer& trainer, const tessera::DeviceMesh& mesh, const Identity& identity) const;
 
  private:
   const std::string folder_;

@@ -19,10 +19,12 @@ volatile sig_atomic_t is_stop_asked = 0;
 extern "C" void ask_to_stop(int) { is_stop_asked = 1; }
 
 void on_signals(void (*handler)(int)) {
-  struct sigaction action = {};
+  struct sigaction action = {}, before = {};
   action.sa_handler = handler;
   action.sa_flags = SA_RESTART;
   for (const int signal : {SIGTERM, SIGINT}) ::sigaction(signal, &action, nullptr);
+  // A closed terminal stops the run too, but under nohup it shall go on.
+  if (::sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
 }
 
 }  // namespace

@@ -166,7 +166,7 @@ void Run::start() {
   identity_ = identity_of(options_, corpus_);
   trainer_ = std::make_unique<Trainer>(options_, mesh_);
   if (first_step_ > 0) {
-    checkpoints_.load(*trainer_, mesh_, identity_);
+    first_step_ = checkpoints_.load(*trainer_, mesh_, identity_);
     say(fmt::format("goes on after step {}", first_step_));
   }
   on_first("train", [&] {

@@ -130,7 +130,8 @@ void add_numbers(const std::string& list, std::set<int64_t>& ranks) {
 
 std::set<int64_t> blamed_ranks(const std::string& text) {
   static const std::regex one(
-      "rank ([0-9]+)(?: was killed| exited| failed in| has ended| has not written its part|, which serves the store,|: "
+      "rank ([0-9]+)(?: was killed| was stopped| exited| failed in| has ended| has not written its part|, which serves "
+      "the store,|: "
       "the planned fault)");
   // A text that all ranks get alike begins with the rank whose error it is.
   static const std::regex owner("^rank ([0-9]+): (?!the job has failed)");

@@ -1,7 +1,6 @@
 #include "tessera/tests/faults/ranks_run.h"
 
 #include <algorithm>
-#include <csignal>
 #include <ctime>
 #include <filesystem>
 
@@ -77,7 +76,6 @@ std::string RanksRun::output() const {
 
 RanksRun run_ranks(const RanksOptions& options) {
   RanksRun run;
-  std::vector<pid_t> pids;
   std::optional<MpiJob> mpi;
   if (options.backend == "mpi") mpi.emplace(options.size);
   std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe"), "job"};
@@ -95,20 +93,13 @@ RanksRun run_ranks(const RanksOptions& options) {
             return all;
           },
       .time_limit = kLimit,
+      .stopped_limit = options.stopped_limit,
       .grace = kGrace,
-      .spawn =
-          [&](const auto& arguments, const auto& environment, pid_t group) {
-            const Child child = server.start(arguments, environment, group);
-            pids.push_back(child.pid);
-            return child;
-          },
+      .spawn = [&](const auto& arguments, const auto& environment,
+                   pid_t group) { return server.start(arguments, environment, group); },
       .is_done =
           [&](int64_t rank) {
             run.ended[rank] = now_seconds();
-            const bool only_one = static_cast<int64_t>(run.ended.size()) == options.size - 1;
-            if (options.stopped && only_one && !run.ended.contains(*options.stopped)) {
-              ::kill(pids.at(static_cast<std::size_t>(*options.stopped)), SIGKILL);
-            }
             return true;
           },
       .sinks = {.on_line =

@@ -22,7 +22,7 @@ struct RanksOptions {
   std::string backend = "gloo";
   Variables environment = {};
   std::function<Variables(int64_t rank)> rank_variables = {};
-  std::optional<int64_t> stopped = {};  // a rank that is killed when the others have ended
+  std::optional<std::chrono::milliseconds> stopped_limit = {};  // as in ProcessGroupOptions
 };
 
 struct Line {

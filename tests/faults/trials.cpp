@@ -1,6 +1,7 @@
 #include "tessera/tests/faults/trials.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
@@ -110,7 +111,7 @@ struct Trials::Trial {
                                             {"TESSERA_CHECKED", row.checked ? "1" : "0"},
                                             {kPlanVariable, to_string(plan)}}};
     if (backend != "mpi") options.environment["TMPDIR"] = path("tmp");
-    if (plan.fault == "stop") options.stopped = plan.rank;
+    options.stopped_limit = std::chrono::seconds(limit_s + 2);  // tools/launch has the same
     return options;
   }
   void take(const RanksRun& run) {

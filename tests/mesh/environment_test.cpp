@@ -83,6 +83,11 @@ TEST_CASE("address, store, restarts and time limit are read as they are") {
   CHECK_FALSE(resolve_environment(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).agent_store);
   CHECK(resolve_environment({}).timeout_seconds == 300);
   CHECK(resolve_environment({{"TESSERA_STORE", "/a/b"}}).store_path == "/a/b");
+  // Each restart has a folder of its own.
+  CHECK(resolve_environment(with(kTorchrun, {{"TESSERA_RECORDS", "/r"}})).records_folder == "/r/restart_2");
+  CHECK(resolve_environment(with(kTorchrun, {{"TESSERA_RECORDS", "/r"}, {"TORCHELASTIC_RESTART_COUNT", "0"}}))
+            .records_folder == "/r");
+  CHECK(resolve_environment(with(kTorchrun, {})).records_folder.empty());
 }
 
 TEST_CASE("the job's name comes from the launcher that counts, and differs between jobs") {

@@ -85,7 +85,12 @@ TEST_CASE("launch: when nobody reads its output, the time limit, signals and fai
     const char* message;
   };
   const std::vector<Row> rows = {
-      {"the limit", {"--time-limit", "1"}, kFlood, 0, 124, "launch: not done after 1 s; the ranks were ended\n"},
+      {"the limit",
+       {"--time-limit", "1"},
+       kFlood,
+       0,
+       124,
+       "launch: not done after 1 s, when ranks 0, 1 still ran; the ranks were ended\n"},
       {"bare output", {"--no-prefix", "--time-limit", "1"}, kFlood, 0, 124, "launch: not done after 1 s"},
       {"a signal", {}, "echo ready >&2; exec " + kFlood, SIGTERM, 128 + SIGTERM, "was killed by signal 15"},
       {"a failure", {}, "[ $RANK = 1 ] && sleep 0.5 && exit 7; " + kFlood, 0, 7, "rank 1 exited with code 7"},

@@ -174,6 +174,43 @@ TEST_CASE("launch --grace: ranks have this time between a signal and SIGKILL") {
   }
 }
 
+TEST_CASE("launch --time-limit: ranks have the time of --grace to save, and those that still ran are named") {
+  const LaunchOutcome outcome =
+      launch({"-n", "2", "--time-limit", "1", "--grace", "30", "bash", "-c",
+              "[ $RANK = 0 ] && exit 0; trap 'sleep 2; echo saved; exit 0' TERM; while true; do sleep 0.02; done"});
+  CHECK(outcome.exit_code == 124);
+  CHECK(outcome.out == "[1] saved\n");
+  CHECK(contains(outcome.err, "launch: not done after 1 s, when rank 1 still ran; the ranks were ended\n"));
+}
+
+TEST_CASE("launch: a rank that is stopped for good is ended two seconds after its limit, though nobody waits for it") {
+  const ShellOutcome outcome = shell(
+      "TESSERA_TIMEOUT=1 tools/launcher/launch -n 2 --restarts 1 bash -c '[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit "
+      "0; [ $RANK = 1 ] && kill -STOP $$; exit 0'");
+  CHECK(outcome.exit_code == 0);
+  CHECK(outcome.output ==
+        "launch: rank 1 was stopped for 3 s and then killed; the other ranks were ended; restart 1 of 1 starts, with 2 "
+        "ranks\n");
+}
+
+TEST_CASE("launch: a rank that is stopped for less than its limit goes on") {
+  const ShellOutcome outcome = shell(
+      "TESSERA_TIMEOUT=1 tools/launcher/launch --no-prefix -n 1 bash -c 'for i in 1 2; do (sleep 2; kill -CONT $$) & "
+      "kill -STOP $$; done; echo done'");
+  CHECK(outcome.exit_code == 0);
+  CHECK(outcome.output == "done\n");
+}
+
+TEST_CASE("launch: under nohup a closed terminal does not end the job") {
+  const std::string job = "tools/launcher/launch --no-prefix -n 1 bash -c 'kill -HUP $PPID; sleep 0.5; echo done'";
+  const ShellOutcome ended = shell("exec " + job);
+  CHECK(ended.exit_code == 128 + SIGHUP);
+  CHECK_FALSE(contains(ended.output, "done"));
+  const ShellOutcome outcome = shell("trap '' HUP; exec " + job);
+  CHECK(outcome.exit_code == 0);
+  CHECK(outcome.output == "done\n");
+}
+
 TEST_CASE("launch --grace: a rank that fails after a signal ends the others as early as ever") {
   const PrivateFolder folder;
   const pid_t pid = start_launch({"--grace", "60", "-n", "2", "bash", "-c",

@@ -187,6 +187,11 @@ TEST_CASE("train: a job that starts its ranks again goes on after the newest che
   };
   for (const Row& row :
        {Row{"saved", launch_once_more(2), "PROGRAM --stop-at 4 && exit 9", "goes on after step 4"},
+        // The newest checkpoint has the right sizes and the wrong bytes.
+        Row{"damaged", launch_once_more(2),
+            fmt::format("PROGRAM --stop-at 4 --save-every 2 && truncate -s -8 {0} && printf damaged. >>{0} && exit 9",
+                        folders.run("damaged/checkpoints/step_00000004/model.safetensors")),
+            "goes on after step 2"},
         Row{"killed", launch_once_more(2), "kill -9 $$", "training on {dp: 2, tp: 1}"},
         Row{"torchrun", torchrun_once_more(2), "PROGRAM --stop-at 4 && kill -9 $$", "goes on after step 4"}}) {
     CAPTURE(row.run);

@@ -4,11 +4,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <string_view>
+#include <system_error>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "tessera/tools/launcher/mpi_job.h"
 #include "tessera/tools/launcher/private_folder.h"
@@ -20,9 +25,21 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kLastWords{2};
 constexpr int kTimeLimitCode = 124;
+constexpr std::chrono::seconds kUsualLimit{300};
+constexpr std::chrono::seconds kWaitersFirst{2};
 
 std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+// Returns the limit of the ranks' waits. Where TESSERA_TIMEOUT is no number of seconds, the ranks themselves say so.
+std::chrono::seconds limit_of_waits() {
+  const char* const text = std::getenv("TESSERA_TIMEOUT");
+  const std::string_view digits = text == nullptr ? "" : text;
+  int64_t seconds = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), seconds);
+  const bool is_number = error == std::errc() && end == digits.data() + digits.size() && seconds > 0;
+  return is_number ? std::chrono::seconds(seconds) : kUsualLimit;
 }
 
 // Returns text that no other job has.
@@ -89,6 +106,7 @@ ProcessGroupOptions Job::group_options(const std::string& store_path) {
   ProcessGroupOptions group = {.command = options_.command,
                                .size = size_,
                                .store_path = store_path,
+                               .stopped_limit = limit_of_waits() + kWaitersFirst,
                                .sinks = console_.sinks(),
                                .take_signal = [this, store_path] { return take_signal(store_path); }};
   // SIGTERM comes a second before SIGKILL.
@@ -124,7 +142,8 @@ int Job::exit_code(const ProcessGroupResult& result) const {
 std::string Job::outcome(const ProcessGroupResult& result) const {
   if (is_broken_) return fmt::format("{}; the ranks were ended", console_.broken());
   if (result.failure) return fmt::format("{}; the other ranks were ended", result.failure->to_string());
-  return fmt::format("not done after {} s; the ranks were ended", options_.time_limit_s);
+  return fmt::format("not done after {} s, when rank{} {} still ran; the ranks were ended", options_.time_limit_s,
+                     result.running.size() == 1 ? "" : "s", fmt::join(result.running, ", "));
 }
 
 // Returns whether the time limit has passed or a signal has asked to end.

@@ -26,11 +26,13 @@ std::vector<std::string> command_of(const CLI::App& app) {
 }
 
 void add_times(CLI::App& app, LaunchOptions& options) {
-  app.add_option("--time-limit", options.time_limit_s, "Seconds after which all ranks are ended (exit code 124)")
+  app.add_option("--time-limit", options.time_limit_s,
+                 "Seconds after which ranks get SIGTERM, and are killed when --grace is over (exit code 124)")
       ->check(CLI::Range(0.001, 1e9));
-  app.add_option("--grace", options.grace_s,
-                 "Seconds that ranks have to end by themselves after SIGTERM, SIGINT, SIGHUP or SIGQUIT, 5 by default; "
-                 "then they are killed")
+  app.add_option(
+         "--grace", options.grace_s,
+         "Seconds that ranks have to end by themselves after SIGTERM, SIGINT, SIGHUP, SIGQUIT or the time limit, "
+         "5 by default; then they are killed")
       ->check(CLI::Range(1.0, 1e6));
 }
 
@@ -40,8 +42,8 @@ void add_restarts(CLI::App& app, LaunchOptions& options) {
              "--restarts", options.restarts,
              "How often all ranks are started again, together, after one has failed (0 by default). Each time "
              "they get a new store and the number of the restart in TORCHELASTIC_RESTART_COUNT. The time limit, "
-             "SIGTERM, SIGINT, SIGHUP, SIGQUIT and output that nobody takes any more end the job without a "
-             "restart. The exit code is the last attempt's")
+             "SIGTERM, SIGINT, SIGHUP, SIGQUIT and output that cannot be written or has no reader any more end the job "
+             "without a restart. The exit code is the last attempt's")
           ->check(CLI::Range(int64_t{0}, int64_t{1'000'000}));
   app.add_option("--min-ranks", options.min_ranks,
                  "Let each restart have one rank fewer than the attempt before, but never fewer than this; without it "
@@ -56,8 +58,9 @@ std::optional<LaunchOptions> parse_launch_options(int argc, char** argv, int& ex
   CLI::App app(
       "Starts local ranks of a program, prefixes their output with [rank], passes signals on, and at the first\n"
       "failure ends the rest and returns that rank's exit code (128 + the signal for one that was killed).\n"
-      "Where nobody reads the output for a while, ranks that write more wait; where its reader has gone, ranks get\n"
-      "SIGTERM, and the exit code is 141.",
+      "While nobody reads the output, ranks that print more wait. Where its reader has gone, ranks get SIGTERM, and "
+      "the\n"
+      "exit code is 141; it is 1 where the output cannot be written, as to a full disk.",
       "tools/launch");
   LaunchOptions options;
   app.add_option("-n,--ranks", options.size, "Number of ranks")

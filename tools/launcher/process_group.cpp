@@ -30,6 +30,13 @@ std::vector<std::string> note_files(const ProcessGroupOptions& options) {
   return files;
 }
 
+// Holds what is known of one rank's process.
+struct RankProcess {
+  pid_t pid = 0;                                     // 0 once it has ended
+  std::optional<Clock::time_point> stopped_at = {};  // while it is stopped
+  std::chrono::seconds stopped_for{0};               // when it was killed for that
+};
+
 class ProcessGroup {
  public:
   explicit ProcessGroup(const ProcessGroupOptions& options);
@@ -43,11 +50,13 @@ class ProcessGroup {
   void start_rank(int64_t rank);
   bool any_running() const;
   void reap();
+  std::optional<int> ended(RankProcess& rank);
   void reap_left_behind();
   RankExit exit_of(std::size_t rank, int status) const;
   void note_failure(const RankExit& failure);
   void pass_on_signals();
   void keep_time();
+  void end_stopped();
   void end_after(std::chrono::milliseconds wait);
 
   const ProcessGroupOptions& options_;
@@ -55,7 +64,7 @@ class ProcessGroup {
   const Subreaper subreaper_;  // made before the group has a process
   ProcessGroupResult result_;
   pid_t group_ = 0;
-  std::vector<pid_t> pids_;  // one per rank; 0 once it has ended
+  std::vector<RankProcess> ranks_;
   RankOutputs outputs_;
   std::optional<Clock::time_point> limit_;
   std::optional<Clock::time_point> term_at_;
@@ -72,10 +81,10 @@ ProcessGroup::ProcessGroup(const ProcessGroupOptions& options)
 
 ProcessGroup::~ProcessGroup() {
   ::kill(-group_, SIGKILL);
-  for (const pid_t pid : pids_) {
-    if (pid == 0) continue;
-    ::kill(pid, SIGKILL);  // it may have left the group
-    ::waitpid(pid, nullptr, 0);
+  for (const RankProcess& rank : ranks_) {
+    if (rank.pid == 0) continue;
+    ::kill(rank.pid, SIGKILL);  // it may have left the group
+    ::waitpid(rank.pid, nullptr, 0);
   }
   ::waitpid(group_, nullptr, 0);
   subreaper_.end_all();
@@ -98,29 +107,45 @@ void ProcessGroup::start_rank(int64_t rank) {
   if (options_.rank_variables) extra.merge(options_.rank_variables(rank));
   const Child child =
       options_.spawn(options_.command, rank_environment(rank, options_.size, options_.store_path, extra), group_);
-  pids_.push_back(child.pid);
+  ranks_.push_back({.pid = child.pid});
   outputs_.add(rank, child);
 }
 
 bool ProcessGroup::any_running() const {
-  return std::any_of(pids_.begin(), pids_.end(), [](pid_t pid) { return pid != 0; });
+  return std::ranges::any_of(ranks_, [](const RankProcess& rank) { return rank.pid != 0; });
 }
 
 RankExit ProcessGroup::exit_of(std::size_t rank, int status) const {
   RankExit exit = {.rank = static_cast<int64_t>(rank),
                    .exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
-                   .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+                   .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0,
+                   .stopped_for = ranks_[rank].stopped_for};
   exit.early = exit.signal == 0 && options_.is_done && !options_.is_done(exit.rank);
   return exit;
 }
 
+// Returns the status of a rank that has ended since the last call. Notes when one is stopped, and when it goes on.
+std::optional<int> ProcessGroup::ended(RankProcess& rank) {
+  int status = 0;
+  while (rank.pid != 0 && ::waitpid(rank.pid, &status, WNOHANG | WUNTRACED | WCONTINUED) == rank.pid) {
+    if (WIFSTOPPED(status)) {
+      rank.stopped_at = Clock::now();
+    } else if (WIFCONTINUED(status)) {
+      rank.stopped_at.reset();
+    } else {
+      rank.pid = 0;
+      return status;
+    }
+  }
+  return std::nullopt;
+}
+
 void ProcessGroup::reap() {
   std::vector<RankExit> failures;
-  for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
-    int status = 0;
-    if (pids_[rank] == 0 || ::waitpid(pids_[rank], &status, WNOHANG) != pids_[rank]) continue;
-    pids_[rank] = 0;
-    const RankExit exit = exit_of(rank, status);
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const std::optional<int> status = ended(ranks_[rank]);
+    if (!status) continue;
+    const RankExit exit = exit_of(rank, *status);
     if (exit.failed()) {
       failures.push_back(exit);
     } else if (any_running()) {
@@ -143,7 +168,7 @@ void ProcessGroup::reap_left_behind() {
     siginfo_t ended = {};
     if (::waitid(P_PGID, static_cast<id_t>(group_), &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0)
       return;
-    const bool is_rank = std::find(pids_.begin(), pids_.end(), ended.si_pid) != pids_.end();
+    const bool is_rank = std::ranges::find(ranks_, ended.si_pid, &RankProcess::pid) != ranks_.end();
     if (is_rank || ended.si_pid == group_) return;
     ::waitpid(ended.si_pid, nullptr, WNOHANG);
   }
@@ -167,20 +192,31 @@ void ProcessGroup::keep_time() {
   const Clock::time_point now = Clock::now();
   if (limit_ && now >= *limit_ && !result_.failure && !result_.timed_out) {
     result_.timed_out = true;
-    for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
-      if (pids_[rank] != 0) result_.running.push_back(static_cast<int64_t>(rank));
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (ranks_[rank].pid != 0) result_.running.push_back(static_cast<int64_t>(rank));
     }
-    end_after(std::chrono::milliseconds(0));
+    ::kill(-group_, SIGTERM);
+    end_after(options_.signal_grace);
   }
+  if (options_.stopped_limit) end_stopped();
   if (term_at_ && now >= *term_at_) {
     ::kill(-group_, SIGTERM);
     term_at_.reset();
   }
   if (kill_at_ && now >= *kill_at_) {
-    for (const pid_t pid : pids_) {
-      if (pid != 0) ::kill(pid, SIGKILL);
+    for (const RankProcess& rank : ranks_) {
+      if (rank.pid != 0) ::kill(rank.pid, SIGKILL);
     }
     kill_at_.reset();
+  }
+}
+
+void ProcessGroup::end_stopped() {
+  for (RankProcess& rank : ranks_) {
+    const auto time = rank.stopped_at ? Clock::now() - *rank.stopped_at : Clock::duration::zero();
+    if (rank.pid == 0 || time < *options_.stopped_limit) continue;
+    rank.stopped_for = std::chrono::duration_cast<std::chrono::seconds>(time);
+    ::kill(rank.pid, SIGKILL);
   }
 }
 
@@ -195,6 +231,8 @@ void ProcessGroup::end_after(std::chrono::milliseconds wait) {
 }  // namespace
 
 std::string RankExit::to_string() const {
+  if (signal == SIGKILL && stopped_for.count() > 0)
+    return fmt::format("rank {} was stopped for {} s and then killed", rank, stopped_for.count());
   return signal != 0
              ? fmt::format("rank {} was killed by signal {}", rank, signal)
              : fmt::format("rank {} exited with code {}{}", rank, exit_code, early ? " before it was done" : "");

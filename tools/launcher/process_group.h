@@ -19,12 +19,14 @@ struct RankExit {
   int exit_code = 0;   // when signal is 0
   int signal = 0;      // the signal that killed it, or 0
   bool early = false;  // it exited, with any code, before ProcessGroupOptions::is_done returned true
+  // How long it had been stopped when it was killed for that, or 0.
+  std::chrono::seconds stopped_for{0};
 
   bool failed() const { return exit_code != 0 || signal != 0 || early; }
   // Returns the code that a shell would report: the exit code, or 128 + the signal. Never 0 when the rank failed.
   int shell_code() const { return signal != 0 ? 128 + signal : exit_code == 0 && early ? 1 : exit_code; }
-  // Returns "rank 2 exited with code 3", "rank 2 was killed by signal 9" or "rank 2 exited with code 0 before it was
-  // done".
+  // Returns "rank 2 exited with code 3", "rank 2 was killed by signal 9", "rank 2 exited with code 0 before it was
+  // done" or "rank 2 was stopped for 302 s and then killed".
   std::string to_string() const;
 
   friend bool operator==(const RankExit&, const RankExit&) = default;
@@ -38,8 +40,10 @@ struct ProcessGroupOptions {
   // Returns more variables for one rank, such as those of its place in an MpiJob.
   std::function<std::map<std::string, std::string>(int64_t rank)> rank_variables;
   std::optional<std::chrono::milliseconds> time_limit;
+  // A rank that has been stopped (by SIGSTOP or SIGTSTP, not by a debugger) for so long is killed, and has failed.
+  std::optional<std::chrono::milliseconds> stopped_limit;
   std::chrono::milliseconds grace{4000};  // time for the other ranks to end by themselves after the first failure
-  // Is the time for the ranks to end by themselves after a signal that asks them to.
+  // Is the time for the ranks to end by themselves after a signal that asks them to, and after the time limit.
   std::chrono::milliseconds signal_grace{4000};
 
   // Starts a rank, given command, environment and process group. The rank must be a child of this process.
@@ -69,8 +73,8 @@ std::string ended_rank_file(const std::string& store_path, int64_t rank);
 
 // Runs `size` processes of one program, which get their ranks from environment variables (see rank_environment), and
 // returns when all have ended. At the first failure it writes lost_rank_file(), waits for `grace`, then sends SIGTERM,
-// and SIGKILL a second later; at the time limit it sends SIGTERM at once. Where a rank fails, or the time limit passes,
-// after a signal, ranks are ended at the earlier of both times.
+// and SIGKILL a second later. At the time limit it sends SIGTERM at once, and both again after `signal_grace`. Where a
+// rank fails, or the time limit passes, after a signal, ranks are ended at the earlier of both times.
 //
 // No rank outlives the call, nor does any process that a rank started, in any session or process group: this process
 // becomes the parent of those that remain (see Subreaper) and kills them. When this process is killed, its ranks end

@@ -45,7 +45,11 @@ SignalQueue::SignalQueue() {
   struct sigaction action = {};
   action.sa_handler = keep_signal;
   action.sa_flags = SA_RESTART;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) ::sigaction(signal, &action, nullptr);
+  struct sigaction before = {};
+  const bool is_nohup = ::sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler == SIG_IGN;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
+    if (signal != SIGHUP || !is_nohup) ::sigaction(signal, &action, nullptr);
+  }
   ::signal(SIGPIPE, SIG_IGN);
 }
 

@@ -268,6 +268,45 @@ TESSERA_RANKS_TEST_CASE("training state: a byte that was changed in any file is 
   CHECK(module.value() == 1);
 }
 
+TESSERA_RANKS_TEST_CASE("training state: where the newest one is damaged, an older one is loaded", {1, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 0);
+  for (const int64_t step : {1, 2, 3}) {
+    module.fill(static_cast<double>(step));
+    save_training_state(module.state(step), folder.path(), {.block_bytes = 128});
+  }
+  TrainingState state = module.state(0);
+  const auto damage = [&](const char* step, int64_t position) {
+    folder.wait();
+    if (world()->rank() == 0) flip_byte(folder / (std::string(step) + "/model.safetensors"), position);
+    folder.wait();
+  };
+  damage("step_00000003", 9);  // in the header, which every rank reads
+  CHECK(load_newest_training_state(state, folder.path()));
+  CHECK(state.step == 2);
+  CHECK(module.value() == 2);
+  const auto bytes = static_cast<int64_t>(std::filesystem::file_size(folder / "step_00000002/model.safetensors"));
+  damage("step_00000002", bytes - 1);  // in a piece that one rank reads
+  CHECK(load_newest_training_state(state, folder.path()));
+  CHECK(state.step == 1);
+  CHECK(module.value() == 1);
+  damage("step_00000001", bytes / 2);
+  module.fill(7);
+  contains(same_message(mesh, [&] { load_newest_training_state(state, folder.path()); }),
+           "step_00000003/model.safetensors': block 0 ");
+  CHECK(module.value() == 7);
+  CHECK(state.step == 1);
+  // What does not fit is no damage: no older state is taken.
+  damage("step_00000001", bytes / 2);
+  damage("step_00000003", 9);
+  Sample other(mesh, 7);
+  other.register_parameter("more", torch::zeros({2}));
+  TrainingState of_other = other.state(0);
+  contains(same_message(mesh, [&] { load_newest_training_state(of_other, folder.path()); }), "more");
+  CHECK(of_other.step == 0);
+}
+
 TESSERA_RANKS_TEST_CASE("training state: two jobs that save into one folder at once do not mix", {4}) {
   const DeviceMesh all = line();
   const SharedFolder folder(all);
