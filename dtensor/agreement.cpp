@@ -39,7 +39,12 @@ std::string outcome_of(const std::function<void()>& part, std::exception_ptr& th
 
 }  // namespace
 
-at::Tensor Agreement::reduce_max(const at::Tensor& values) const { return max_over_meshes(values, meshes_, op_).cpu(); }
+at::Tensor Agreement::reduce_max(const at::Tensor& values) const {
+  const at::Tensor all = max_over_meshes(values, meshes_, op_).cpu();
+  // A collective on a GPU that was aborted meanwhile leaves any values.
+  if (meshes_.front().device().is_cuda()) meshes_.front().world().check_alive();
+  return all;
+}
 
 void Agreement::run(const std::function<void()>& part, const std::function<std::string()>& fingerprint,
                     const char* differ) const {

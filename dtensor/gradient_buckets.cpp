@@ -121,6 +121,7 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
   void pack(Parameter& parameter);
   // Returns what the bucket sends of the parameter: zeros if it has no gradient.
   at::Tensor piece_to_send(const Parameter& parameter, const Spec& from) const;
+  at::Tensor flags_to_send(const Spec& flags, const std::vector<double>& there) const;
   void end_pass();
   void deliver(Bucket& bucket);
   void store(const Parameter& parameter, const at::Tensor& piece) const;
@@ -313,6 +314,20 @@ at::Tensor GradientBuckets::piece_to_send(const Parameter& parameter, const Spec
   return at::zeros(from.local_sizes, at::TensorOptions().device(mesh_.device()).dtype(from.dtype));
 }
 
+// Returns this rank's flags: 1 in the columns of gradients that are there. Where all are, nothing is copied from the
+// host, which would wait for a GPU.
+at::Tensor GradientBuckets::flags_to_send(const Spec& flags, const std::vector<double>& there) const {
+  const auto options = at::TensorOptions().device(mesh_.device()).dtype(flags.dtype);
+  const at::Tensor out = at::zeros(flags.local_sizes, options);
+  const at::Tensor columns = out.narrow(1, 0, std::ssize(there));
+  if (std::ranges::count(there, 0.0) == 0) {
+    columns.fill_(1);
+  } else {
+    columns.copy_(at::tensor(there, options.device(at::kCPU)));
+  }
+  return out;
+}
+
 void GradientBuckets::start(Bucket& bucket) {
   std::vector<AsyncRedistributions::Item> items;
   std::vector<double>& there = bucket.there;
@@ -337,14 +352,7 @@ void GradientBuckets::start(Bucket& bucket) {
     parameter.gradient = at::Tensor();
   }
   const Spec& flags = *bucket.flags.from;
-  std::vector<double> columns = there;
-  columns.resize(static_cast<std::size_t>(flags.sizes[1]), 0);
-  add(route(flags, bucket.flags.to),
-      at::tensor(columns, at::kDouble)
-          .to(at::TensorOptions().device(mesh_.device()).dtype(flags.dtype))
-          .expand(flags.local_sizes)
-          .contiguous(),
-      /*is_packed=*/false);
+  add(route(flags, bucket.flags.to), flags_to_send(flags, there), /*is_packed=*/false);
   if (bucket.memory) bucket.memory->release();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   bucket.running = std::make_shared<AsyncRedistributions>(mesh_, std::move(items));

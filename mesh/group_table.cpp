@@ -60,15 +60,16 @@ void GroupTable::end() noexcept {
 }
 
 void GroupTable::end_each(void (OrderlyEnd::*step)()) noexcept {
-  for (const auto& [key, group] : groups_) {
-    auto* const orderly = dynamic_cast<OrderlyEnd*>(group.backend.get());
-    if (orderly == nullptr) continue;
-    if (options_.board->failed()) return;
-    try {
-      (orderly->*step)();
-    } catch (const std::exception& error) {
-      spdlog::debug("rank {}: ending a group: {}", options_.rank, error.what());
-    }
+  for (const auto& [key, group] : groups_) end_one(group, step);
+}
+
+void GroupTable::end_one(const BackendGroup& group, void (OrderlyEnd::*step)()) noexcept {
+  auto* const orderly = dynamic_cast<OrderlyEnd*>(group.backend.get());
+  if (orderly == nullptr || options_.board->failed()) return;
+  try {
+    (orderly->*step)();
+  } catch (const std::exception& error) {
+    spdlog::debug("rank {}: ending a group: {}", options_.rank, error.what());
   }
 }
 
@@ -124,10 +125,16 @@ void GroupTable::throw_if_mixed() const {
 void GroupTable::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device,
                        c10::intrusive_ptr<c10d::Backend> backend) {
   start_watch(ranks);
-  const std::lock_guard lock(mutex_);
-  const Key key{.device = device, .ranks = ranks, .options = {}};
-  const auto adopted = groups_.insert_or_assign(key, wrap_group(std::move(backend))).first;
-  if (options_.board->failed()) adopted->second.close();
+  BackendGroup replaced;
+  {
+    const std::lock_guard lock(mutex_);
+    BackendGroup& group = groups_[Key{.device = device, .ranks = ranks, .options = {}}];
+    replaced = std::exchange(group, wrap_group(std::move(backend)));
+    if (options_.board->failed()) group.close();
+  }
+  // What it has begun is done before it goes.
+  end_one(replaced, &OrderlyEnd::drain);
+  end_one(replaced, &OrderlyEnd::end);
 }
 
 std::size_t GroupTable::size() const {

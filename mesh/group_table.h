@@ -92,8 +92,9 @@ class GroupTable {
   static BackendGroup make_in_time(const GroupRequest& request, BackendGroup (*make_group)(const GroupRequest&));
   GroupRequest request(const std::string& prefix, const std::vector<int64_t>& ranks, const GroupOptions& options,
                        c10::DeviceType device) const;
-  // Calls a function of each group that ends in order, unless the job has failed.
+  // Calls a function of each group that ends in order, or of one if it does, unless the job has failed.
   void end_each(void (OrderlyEnd::*step)()) noexcept;
+  void end_one(const BackendGroup& group, void (OrderlyEnd::*step)()) noexcept;
   void start_watch(const std::vector<int64_t>& ranks);
   void close_after_failure(const std::stop_token& stop);
 

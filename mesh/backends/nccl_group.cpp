@@ -28,18 +28,22 @@ bool built_with_nccl() { return true; }
 
 namespace {
 
-// After an error or a timeout LibTorch's watchdog would end the process. With these settings it aborts the
-// communicator, so that a host that waits for the GPU goes on, and the next collective throws. What the user has set
-// stays.
+// After an error, a timeout or a failed check on the device LibTorch's watchdog would end the process. With these
+// settings it aborts the communicator, at once, so that a host that waits for the GPU goes on, and the next collective
+// throws. What the user has set stays.
 void keep_the_process() {
   constexpr const char* kAbortOnly = "2";
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", kAbortOnly, /*overwrite=*/0);
-  for (const char* const name : {"TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"}) {
+  for (const char* const name : {"TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT",
+                                 "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "TORCH_NCCL_RETHROW_CUDA_ERRORS"}) {
     setenv(name, "0", /*overwrite=*/0);
   }
 }
 
-// The destructor of LibTorch's class aborts what the GPU has not done yet, and thereby what other ranks wait for.
+constexpr std::chrono::milliseconds kToAbort{4000};
+
+// The destructor of LibTorch's class aborts what the GPU has not done yet, and thereby what other ranks wait for. It
+// throws, and so ends the process, where an abort fails that nobody has tried before.
 class NcclGroup final : public c10d::ProcessGroupNCCL, public OrderlyEnd {
  public:
   NcclGroup(const GroupRequest& request, c10::Device device, c10::intrusive_ptr<Options> options)
@@ -48,12 +52,37 @@ class NcclGroup final : public c10d::ProcessGroupNCCL, public OrderlyEnd {
         limit_(request.timeout) {}
 
   void drain() override { c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index()); }
+  // A shutdown that is late holds what an abort needs.
   void end() override {
-    const auto self = c10::intrusive_ptr<NcclGroup>::unsafe_reclaim_from_nonowning(this);
-    within(limit_, "ending an NCCL group", [self] { self->shutdown(); });
+    try {
+      within(limit_, "ending an NCCL group", [self = shared()]() mutable {
+        self->shutdown();
+        self.reset();  // before the caller is told: the process may end then
+      });
+    } catch (const LateError&) {
+      throw;
+    } catch (...) {
+      close();
+      throw;
+    }
+  }
+
+  // Aborts what the GPU has not done yet. A CUDA graph that has a collective of this group makes NCCL wait for the
+  // graph's end, so an abort that takes long is left to itself.
+  void close() noexcept {
+    try {
+      within(kToAbort, "closing an NCCL group", [self = shared()]() mutable {
+        self->abort();
+        self.reset();
+      });
+    } catch (const std::exception& error) {
+      spdlog::debug("closing an NCCL group: {}", error.what());
+    }
   }
 
  private:
+  c10::intrusive_ptr<NcclGroup> shared() { return c10::intrusive_ptr<NcclGroup>::unsafe_reclaim_from_nonowning(this); }
+
   const c10::Device device_;
   const std::chrono::milliseconds limit_;
 };
@@ -78,14 +107,7 @@ BackendGroup make_nccl_group(const GroupRequest& request) {
                     "TESSERA_CUDA_BACKEND=gloo to develop on one",
                     device.str()));
   }
-  const auto close = [nccl] {
-    try {
-      nccl->abort();
-    } catch (const std::exception& error) {
-      spdlog::debug("closing an NCCL group: {}", error.what());
-    }
-  };
-  return {.backend = nccl, .close = close, .closes_while_busy = true};
+  return {.backend = nccl, .close = [nccl] { nccl->close(); }, .closes_while_busy = true};
 }
 
 #else

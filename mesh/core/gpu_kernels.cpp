@@ -44,7 +44,9 @@ void start_kernel(const char* name, const at::Tensor& t, c10::function_ref<int(v
   const c10::impl::VirtualGuardImpl guard(t.device().type());
   const int error = start(guard.getStreamNativeHandle(guard.getStream(t.device())));
   if (error == 0) return;
-  throw std::runtime_error(fmt::format("the kernel {} could not be started: CUDA error {}", name, error));
+  throw std::runtime_error(
+      fmt::format("the kernel {} could not be started: CUDA error {}; a kernel or a check of before may be the cause",
+                  name, error));
 }
 
 }  // namespace tessera

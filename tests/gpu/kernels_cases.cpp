@@ -1,5 +1,6 @@
 // Tests that the cross entropy of classes that are cut, embeddings of tables that are cut along their rows, and packing
-// give what LibTorch gives in one process: on a GPU by kernels of our own, on the CPU without them.
+// give what LibTorch gives in one process: on a GPU by kernels of our own, on the CPU without them. Attention with
+// dropout in blocks must give on both what it gives in one block on the CPU.
 
 #include <cmath>
 #include <limits>
@@ -12,10 +13,13 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <doctest/doctest.h>
 
+#include "tessera/dtensor/core/spec.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/random/draws.h"
 #include "tessera/gpu_kernels/loader.h"
 #include "tessera/layers/sharded_embedding.h"
 #include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/ops/kernels/blocked_attention.h"
 #include "tessera/ops/kernels/sharded_cross_entropy.h"
 #include "tessera/placement/partition.h"
 #include "tessera/tests/harness/device.h"
@@ -95,6 +99,25 @@ void check_embedding(int64_t rows, int64_t columns, at::ScalarType dtype, std::o
   got.square().sum().backward();
   CHECK(got.detach().cpu().to(at::kDouble).equal(want.detach()));
   check_close(piece.grad(), whole.grad().slice(0, here.begin, here.end), tolerance(dtype, 60 / rows + 2));
+}
+
+// Returns the result of attention with dropout and the gradients of query, key and value, whose numbers `dtype` can
+// hold, computed in `computed` on the mesh's device, in blocks of `most` scores.
+std::vector<at::Tensor> dropped_attention(const DeviceMesh& mesh, const tessera::detail::DrawKey& key,
+                                          at::ScalarType dtype, at::ScalarType computed, bool causal, int64_t most) {
+  const auto put = [&](const at::Tensor& t) { return t.to(at::TensorOptions(computed).device(mesh.device())); };
+  std::vector<at::Tensor> in;
+  for (const auto& sizes : {std::vector<int64_t>{2, 4, 9, 8}, {2, 2, 7, 8}, {2, 2, 7, 6}})
+    in.push_back(put(values(sizes, dtype).div(8)).requires_grad_());
+  const at::Tensor out =
+      tessera::detail::blocked_attention(in[0], in[1], in[2], {},
+                                         {.probability = 0.4,
+                                          .causal = causal,
+                                          .key = key,
+                                          .scores = intern_spec(mesh, {Replicate()}, {2, 4, 9, 7}, at::kFloat),
+                                          .most = most});
+  out.backward(put(values(out.sizes(), dtype)));
+  return {out, in[0].grad(), in[1].grad(), in[2].grad()};
 }
 
 }  // namespace
@@ -184,6 +207,27 @@ TESSERA_RANKS_TEST_CASE("tensors of many dtypes and layouts are packed and unpac
         CAPTURE(i);
         CHECK(to_local(moved[i]).equal(to_local(distribute_tensor(whole[i], mesh, to))));
         CHECK(full_tensor(redistribute(tensors[i], to)).equal(whole[i]));
+      }
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("attention with dropout in blocks gives what one block gives on the host, with the same draws",
+                        {1}) {
+  const DeviceMesh mesh = tp_line(), host = init_device_mesh("cpu", {1}, {"tp"}, world());
+  const auto key = tessera::detail::next_draw(*world());
+  for (const at::ScalarType dtype : kFloating) {
+    for (const bool causal : {false, true}) {
+      for (const int64_t most : {1, 30, 100, 0}) {  // a head has 63 scores
+        CAPTURE(dtype);
+        CAPTURE(causal);
+        CAPTURE(most);
+        const auto got = dropped_attention(mesh, key, dtype, dtype, causal, most);
+        const auto want = dropped_attention(host, key, dtype, at::kDouble, causal, 0);
+        for (std::size_t i = 0; i < want.size(); ++i) {
+          CAPTURE(i);
+          check_close(got[i], want[i], {tolerance(dtype).relative, dtype == at::kDouble ? 1e-13 : 1e-5});
+        }
       }
     }
   }

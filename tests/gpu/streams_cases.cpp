@@ -64,8 +64,8 @@ TESSERA_RANKS_TEST_CASE("training on a stream of the user's own gives what the d
   const at::Tensor want = reference->forward(x);
   want.square().mean().backward();
   const c10::impl::VirtualGuardImpl guard(device().type());
-  guard.synchronizeDevice(0);
   auto tp = parallelize_module(block, mesh, kBlock);
+  guard.synchronizeDevice(0);
   {
     const c10::StreamGuard stream(stream_of_pool());
     const at::Tensor got = tp(x);

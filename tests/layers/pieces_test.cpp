@@ -18,6 +18,7 @@
 #include "tessera/ops/kernels/sharded_cross_entropy.h"
 #include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/harness/device.h"
+#include "tessera/tests/harness/skip.h"
 #include "tessera/tests/harness/text.h"
 
 using namespace tessera;
@@ -47,6 +48,9 @@ void check_both_hear(const std::string& who, const std::string& why,
   CHECK(contains(texts[0], fmt::format("rank 1 failed in {}", who)));
   CHECK(contains(texts[0], why));
 }
+
+// A check that fails on a GPU fails every later call of the process.
+constexpr const char* kCheckedLater = "a GPU checks classes and ids later, and then computes nothing more";
 
 }  // namespace
 
@@ -89,13 +93,14 @@ TEST_CASE(
     sharded_embedding(ids(0), odd ? at::ones({8}, on(at::kFloat)) : at::ones({4, 3}, on(at::kFloat)), mesh,
                       {.num_embeddings = 8});
   });
-  check_both_hear("sharded_embedding", "id 4 is outside the table of 4 rows; give options.num_embeddings if",
-                  [&](const DeviceMesh& mesh, bool odd) {
-                    sharded_embedding(ids(4), at::ones({odd ? 2 : 3, 3}, on(at::kFloat)), mesh);
-                  });
   check_both_hear("sharded_embedding", "padding_idx 4 must be within num_embeddings, 4",
                   [&](const DeviceMesh& mesh, bool odd) {
                     sharded_embedding(ids(0), at::ones({odd ? 2 : 3, 3}, on(at::kFloat)), mesh, {.padding_idx = 4});
+                  });
+  if (device().is_cuda()) return;  // see kCheckedLater
+  check_both_hear("sharded_embedding", "id 4 is outside the table of 4 rows; give options.num_embeddings if",
+                  [&](const DeviceMesh& mesh, bool odd) {
+                    sharded_embedding(ids(4), at::ones({odd ? 2 : 3, 3}, on(at::kFloat)), mesh);
                   });
   check_both_hear("sharded_embedding", "id 3 is outside the table of 3 rows", [&](const DeviceMesh& mesh, bool odd) {
     sharded_embedding(ids(3), at::ones({odd ? 3 : 4, 3}, on(at::kFloat)), mesh, {.cut = EmbeddingCut::kWidth});
@@ -132,6 +137,7 @@ TEST_CASE("one_rank_errors: classes that one rank alone has wrong, or that ranks
 }
 
 TEST_CASE("one_rank_errors: a target that is a class to some ranks alone, which counted by their own") {
+  if (device().is_cuda()) TESSERA_SKIP(kCheckedLater);
   const at::Tensor target = at::full({2}, 4, on(at::kLong));
   check_both_hear("sharded_cross_entropy", "target 4 is out of bounds: there are 4 classes",
                   [&](const DeviceMesh& mesh, bool odd) {
@@ -148,6 +154,7 @@ TEST_CASE("one_rank_errors: a rank that has nothing of an uneven table cannot te
 }
 
 TEST_CASE("one_rank_errors: a target that is no class in one part of a batch alone ends the job with that text") {
+  if (device().is_cuda()) TESSERA_SKIP(kCheckedLater);
   std::vector<std::string> texts(4);
   run_in_process(4, [&](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world);
