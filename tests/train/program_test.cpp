@@ -15,7 +15,9 @@
 #include <fmt/format.h>
 
 #include "tessera/examples/train/metrics.h"
+#include "tessera/tests/harness/over_mpi.h"
 #include "tessera/tests/harness/shell.h"
+#include "tessera/tests/harness/skip.h"
 #include "tessera/tests/harness/text.h"
 #include "tessera/tests/train/text_folder.h"
 #include "tessera/tools/launcher/private_folder.h"
@@ -204,6 +206,20 @@ TEST_CASE("train: a job that starts its ranks again goes on after the newest che
     CHECK(contains(outcome.output, row.text));
     check_close(losses_of(folders, row.run), losses_of(folders, "whole"));
   }
+}
+
+TEST_CASE("train: over MPI too a job that starts its ranks again goes on after the newest checkpoint") {
+  if (const std::string missing = tessera::testing::why_no_mpi(); !missing.empty()) TESSERA_SKIP_MISSING(missing);
+  const Folders folders;
+  const std::string arguments = "--mesh dp=2 --dtype float64 --dropout 0.2 --check-steps 0";
+  output_of(folders, 2, "whole", arguments);
+  const ShellOutcome outcome = restarted(folders, launch(2, "--backend mpi --restarts 1 "), "run", arguments,
+                                         "PROGRAM --stop-at 4 && kill -9 $$");
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  CHECK(contains(outcome.output, "restart 1 of 1 starts, with 2 ranks"));
+  CHECK(contains(outcome.output, "goes on after step 4"));
+  check_close(losses_of(folders, "run"), losses_of(folders, "whole"));
 }
 
 TEST_CASE("train: a rank of four is killed while it trains: the job goes on from the newest checkpoint") {
