@@ -24,6 +24,7 @@
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/redistribute/async_redistributions.h"
 #include "tessera/dtensor/redistribute/route.h"
+#include "tessera/mesh/core/first_stream.h"
 
 namespace tessera {
 namespace {
@@ -142,6 +143,8 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
   std::weak_ptr<bool> running_;    // there while a pass runs
   std::size_t next_bucket_ = 0;    // the first that has not been started in this pass
   std::size_t next_delivery_ = 0;  // the first that has not been waited for
+  // Takes all gradients of a pass: where forward was on several streams, they come on these. Empty before the first.
+  std::optional<c10::Stream> stream_;
 };
 
 at::Tensor GradientBuckets::tensor_of(const Parameter& parameter) const { return at::Tensor(parameter.impl.lock()); }
@@ -201,6 +204,11 @@ detail::GradientReducer::Outcome GradientBuckets::take(std::size_t index, at::Te
   if (pending && order_ == Order::kGuessed) note(index, *pending);
   const bool in_time = parameter.planned != nullptr && parameter.arrivals < parameter.planned->arrivals;
   if (!pending || !in_time) return Outcome::kReduceNow;
+  std::optional<OnFirstStream> one_stream;
+  if (!mesh_.world().is_fake()) {
+    one_stream.emplace(stream_, mesh_.device());
+    one_stream->keep(detail::meta(gradient).local());
+  }
   const at::Tensor term = in_layout_before(parameter, gradient);
   parameter.gradient = parameter.gradient.defined() ? parameter.gradient + term : term;
   if (++parameter.arrivals == parameter.planned->arrivals) {
@@ -264,6 +272,7 @@ void GradientBuckets::forget_pass() {
   }
   next_bucket_ = 0;
   next_delivery_ = 0;
+  stream_.reset();
   running_.reset();
 }
 
@@ -396,6 +405,8 @@ void GradientBuckets::end_pass() {
   const c10::AutoGradMode no_gradient(false);
   const detail::Explicit asked_for;
   const World::Scope scope(mesh_.world(), "gradient");
+  std::optional<OnFirstStream> one_stream;
+  if (!mesh_.world().is_fake()) one_stream.emplace(stream_, mesh_.device());
   start_complete_buckets(/*all=*/true);
   while (next_delivery_ < buckets_.size()) deliver(buckets_[next_delivery_++]);
   // Parameters that no bucket has, and that have no gradient in this pass but some of earlier ones.
