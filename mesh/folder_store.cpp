@@ -141,9 +141,11 @@ void FolderStore::fail(const std::string& what, int reason) const {
     throw std::runtime_error(fmt::format(
         "the store's folder {} has been removed; keep it until all ranks of the job have ended", folder_.path()));
   }
-  throw std::runtime_error(
-      fmt::format("{} in the store's folder {}: {}{}", what, folder_.path(), std::strerror(reason),
-                  reason == ENOSPC ? "; free some space, or set TMPDIR or TESSERA_STORE to another file system" : ""));
+  throw std::runtime_error(fmt::format(
+      "{} in the store's folder {}: {}{}", what, folder_.path(), std::strerror(reason),
+      reason == ENOSPC
+          ? "; free some space, or set TMPDIR, or TESSERA_STORE where you have set it, to another file system"
+          : ""));
 }
 
 // A name that begins with a dot is no key's.

@@ -72,10 +72,11 @@ int Job::run_attempts() {
       if (exit_code(result) != 0) console_.say(fmt::format("launch: {}", outcome(result)));
       return exit_code(result);
     }
+    const std::string why = outcome(result);
     ++restart_;
     if (options_.min_ranks > 0) size_ = std::max(options_.min_ranks, size_ - 1);
-    console_.say(fmt::format("launch: {}; restart {} of {} starts, with {} ranks", outcome(result), restart_,
-                             options_.restarts, size_));
+    console_.say(fmt::format("launch: {}; restart {} of {} starts, with {} rank{}", why, restart_, options_.restarts,
+                             size_, size_ == 1 ? "" : "s"));
   }
 }
 
@@ -141,7 +142,7 @@ int Job::exit_code(const ProcessGroupResult& result) const {
 // Says how ranks were ended that did not all end well.
 std::string Job::outcome(const ProcessGroupResult& result) const {
   if (is_broken_) return fmt::format("{}; the ranks were ended", console_.broken());
-  if (result.failure) return fmt::format("{}; the other ranks were ended", result.failure->to_string());
+  if (result.failure) return result.failure->to_string() + (size_ > 1 ? "; the other ranks were ended" : "");
   return fmt::format("not done after {} s, when rank{} {} still ran; the ranks were ended", options_.time_limit_s,
                      result.running.size() == 1 ? "" : "s", fmt::join(result.running, ", "));
 }
