@@ -125,15 +125,24 @@ void GroupTable::throw_if_mixed() const {
 void GroupTable::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device,
                        c10::intrusive_ptr<c10d::Backend> backend) {
   start_watch(ranks);
+  const Key key{.device = device, .ranks = ranks, .options = {}};
+  const BackendGroup adopted = wrap_group(std::move(backend));
   BackendGroup replaced;
   {
     const std::lock_guard lock(mutex_);
-    BackendGroup& group = groups_[Key{.device = device, .ranks = ranks, .options = {}}];
-    replaced = std::exchange(group, wrap_group(std::move(backend)));
-    if (options_.board->failed()) group.close();
+    if (const auto found = groups_.find(key); found != groups_.end()) replaced = found->second;
   }
-  // What it has begun is done before it goes.
+  if (replaced.backend == adopted.backend) return;
+  // What it has begun is done before it goes. While the table has it, the loss of a rank ends this wait.
   end_one(replaced, &OrderlyEnd::drain);
+  {
+    const std::lock_guard lock(mutex_);
+    groups_.insert_or_assign(key, adopted);
+    if (options_.board->failed()) {
+      adopted.close();
+      if (replaced.close) replaced.close();
+    }
+  }
   end_one(replaced, &OrderlyEnd::end);
 }
 

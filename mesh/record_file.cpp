@@ -144,7 +144,8 @@ std::vector<RankRecords> read_all_records(const std::string& folder) {
   }
   if (all.empty()) {
     throw std::invalid_argument(
-        fmt::format("{} holds no rank's records{}; name the folder that TESSERA_RECORDS named when the job failed",
+        fmt::format("{} holds no rank's records{}; name the folder that TESSERA_RECORDS named when the job failed, or "
+                    "\"restart_1\" in it for those of the first restart",
                     folder, error ? fmt::format(" ({})", error.message()) : ""));
   }
   std::ranges::sort(all, {}, &RankRecords::rank);

@@ -131,7 +131,9 @@ bool load_found(TrainingState& state, const FindFolder& find, bool& is_damaged) 
 bool on_any_rank(bool here, const DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
-  return max_over_meshes(at::tensor(static_cast<int64_t>(here)), {mesh}, kOp).cpu().item<int64_t>() != 0;
+  const at::Tensor any = max_over_meshes(at::tensor(static_cast<int64_t>(here)), {mesh}, kOp).cpu();
+  mesh.world().check_alive();  // a collective on a GPU that was aborted leaves any value
+  return any.item<int64_t>() != 0;
 }
 
 struct StepFolder {

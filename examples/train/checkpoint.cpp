@@ -50,7 +50,9 @@ int64_t Checkpoints::load(Trainer& trainer, const tessera::DeviceMesh& mesh, con
   const std::string folder = tessera::newest_training_state(folder_).value();
   check_identity(tessera::read_training_state(folder).values, identity, folder);
   tessera::TrainingState state = state_of(trainer, mesh);
-  tessera::load_newest_training_state(state, folder_);
+  if (!tessera::load_newest_training_state(state, folder_)) {
+    throw std::runtime_error(fmt::format("the checkpoints in '{}' were removed while they were looked at", folder_));
+  }
   return state.step;
 }
 

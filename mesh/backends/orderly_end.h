@@ -3,8 +3,8 @@
 namespace tessera {
 
 // A backend has this base too if its collectives may be at work after the caller's wait for them, so that its
-// destructor would break them off. A World calls drain() and then end() of its groups when it ends and nobody has
-// failed.
+// destructor would break them off. A World calls drain() and then end() of its groups when it ends, and of a group when
+// another one takes its place, if nobody has failed.
 class OrderlyEnd {
  public:
   virtual ~OrderlyEnd() = default;

@@ -1,6 +1,9 @@
 #include "tessera/mesh/core/first_stream.h"
 
+#include <exception>
+
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <spdlog/spdlog.h>
 
 namespace tessera {
 
@@ -16,9 +19,13 @@ OnFirstStream::OnFirstStream(std::optional<c10::Stream>& first, c10::Device devi
 
 OnFirstStream::~OnFirstStream() {
   if (!guard_) return;
-  const StreamPoint after = StreamPoint::here(device_);
-  guard_.reset();
-  after.wait();
+  try {
+    const StreamPoint after = StreamPoint::here(device_);
+    guard_.reset();
+    after.wait();
+  } catch (const std::exception& error) {
+    spdlog::debug("a device that has failed: {}", error.what());  // its next call throws
+  }
 }
 
 }  // namespace tessera

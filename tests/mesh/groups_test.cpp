@@ -85,6 +85,9 @@ std::string end_of_world(const std::string& place, const std::function<void(Worl
   return note;
 }
 
+// Returns a group of all ranks that notes how it is ended.
+Group noted(std::string& note) { return c10::make_intrusive<NotedEnd>(world()->rank(), world()->size(), note); }
+
 // Makes a Gloo group of `ranks`, as a program would make its own.
 Group own_group(const Ints& ranks, const StorePtr& store) {
   const auto place = std::find(ranks.begin(), ranks.end(), world()->rank()) - ranks.begin();
@@ -226,6 +229,21 @@ TESSERA_RANKS_TEST_CASE("a world that ends without a failure ends its groups in 
     own.fail("loss", "not a number");
   };
   CHECK(end_of_world("failed", fail) == "close ");
+}
+
+TESSERA_RANKS_TEST_CASE("a group ends when another one takes its place, and not when it is adopted itself", {2}) {
+  const Ints everyone = {0, 1};
+  std::string other;
+  const auto replace = [&](World& own) {
+    const Group first = own.group(everyone, c10::kCPU);
+    own.adopt(everyone, c10::kCPU, first);
+    CHECK(own.group(everyone, c10::kCPU) == first);
+    own.adopt(everyone, c10::kCPU, noted(other));
+    CHECK(own.group(everyone, c10::kCPU) != first);
+    CHECK(other.empty());
+  };
+  CHECK(end_of_world("replaced", replace) == "drain end ");
+  CHECK(other == "drain end ");
 }
 
 // A rank that had its group before the others connected might leave, and they would see it as lost.

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -176,11 +177,11 @@ TEST_CASE("launch --grace: ranks have this time between a signal and SIGKILL") {
 
 TEST_CASE("launch --time-limit: ranks have the time of --grace to save, and those that still ran are named") {
   const LaunchOutcome outcome =
-      launch({"-n", "2", "--time-limit", "1", "--grace", "30", "bash", "-c",
+      launch({"-n", "2", "--time-limit", "4", "--grace", "30", "bash", "-c",
               "[ $RANK = 0 ] && exit 0; trap 'sleep 2; echo saved; exit 0' TERM; while true; do sleep 0.02; done"});
   CHECK(outcome.exit_code == 124);
   CHECK(outcome.out == "[1] saved\n");
-  CHECK(contains(outcome.err, "launch: not done after 1 s, when rank 1 still ran; the ranks were ended\n"));
+  CHECK(contains(outcome.err, "launch: not done after 4 s, when rank 1 still ran; the ranks were ended\n"));
 }
 
 TEST_CASE("launch: a rank that is stopped for good is ended two seconds after its limit, though nobody waits for it") {
@@ -188,9 +189,19 @@ TEST_CASE("launch: a rank that is stopped for good is ended two seconds after it
       "TESSERA_TIMEOUT=1 tools/launcher/launch -n 2 --restarts 1 bash -c '[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit "
       "0; [ $RANK = 1 ] && kill -STOP $$; exit 0'");
   CHECK(outcome.exit_code == 0);
-  CHECK(outcome.output ==
-        "launch: rank 1 was stopped for 3 s and then killed; the other ranks were ended; restart 1 of 1 starts, with 2 "
-        "ranks\n");
+  CHECK(std::regex_match(
+      outcome.output, std::regex("launch: rank 1 was stopped for [3-9] s and then killed; the other ranks were ended; "
+                                 "restart 1 of 1 starts, with 2 ranks\n")));
+}
+
+TEST_CASE("launch: a wrong limit is left to the ranks") {
+  for (const char* limit : {"0", "x", "10000000000", "9223372036854775807"}) {
+    CAPTURE(limit);
+    const ShellOutcome outcome =
+        shell(std::string("TESSERA_TIMEOUT=") + limit + " tools/launcher/launch --no-prefix -n 1 bash -c 'echo done'");
+    CHECK(outcome.exit_code == 0);
+    CHECK(outcome.output == "done\n");
+  }
 }
 
 TEST_CASE("launch: a rank that is stopped for less than its limit goes on") {

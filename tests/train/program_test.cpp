@@ -191,7 +191,8 @@ TEST_CASE("train: a job that starts its ranks again goes on after the newest che
        {Row{"saved", launch_once_more(2), "PROGRAM --stop-at 4 && exit 9", "goes on after step 4"},
         // The newest checkpoint has the right sizes and the wrong bytes.
         Row{"damaged", launch_once_more(2),
-            fmt::format("PROGRAM --stop-at 4 --save-every 2 && truncate -s -8 {0} && printf damaged. >>{0} && exit 9",
+            fmt::format("PROGRAM --stop-at 4 --save-every 2 && {{ [ $RANK = 1 ] || {{ truncate -s -8 {0} && "
+                        "printf damaged. >>{0}; }}; }} && exit 9",
                         folders.run("damaged/checkpoints/step_00000004/model.safetensors")),
             "goes on after step 2"},
         Row{"killed", launch_once_more(2), "kill -9 $$", "training on {dp: 2, tp: 1}"},
@@ -204,6 +205,7 @@ TEST_CASE("train: a job that starts its ranks again goes on after the newest che
       CHECK(contains(outcome.output, "; restart 1 of 1 starts, with 2 ranks\n"));
     }
     CHECK(contains(outcome.output, row.text));
+    CHECK(contains(outcome.output, "an older state is looked for") == (row.run == std::string("damaged")));
     check_close(losses_of(folders, row.run), losses_of(folders, "whole"));
   }
 }

@@ -32,13 +32,14 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-// Returns the limit of the ranks' waits. Where TESSERA_TIMEOUT is no number of seconds, the ranks themselves say so.
+// Returns the limit of the ranks' waits. Where TESSERA_TIMEOUT is wrong, the ranks themselves say so.
 std::chrono::seconds limit_of_waits() {
   const char* const text = std::getenv("TESSERA_TIMEOUT");
   const std::string_view digits = text == nullptr ? "" : text;
   int64_t seconds = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), seconds);
-  const bool is_number = error == std::errc() && end == digits.data() + digits.size() && seconds > 0;
+  const bool is_number =
+      error == std::errc() && end == digits.data() + digits.size() && seconds > 0 && seconds <= 1'000'000;
   return is_number ? std::chrono::seconds(seconds) : kUsualLimit;
 }
 

@@ -15,12 +15,12 @@ namespace tessera {
 //
 // When a rank has failed (its exit code is not 0, or a signal killed it) and the others were ended, all ranks are
 // started again, at most LaunchOptions::restarts times. A rank that is stopped for good makes the others fail at their
-// own limit, TESSERA_TIMEOUT, and is killed with them; where nobody waits for it, it is killed two seconds after that
-// limit. Each attempt has a folder, a store and, over MPI, an MpiJob of its own, so nothing of the one before reaches
-// it. With LaunchOptions::min_ranks each restart has one rank fewer than
-// the attempt before, but at least that many. Neither the time limit, which holds for all attempts together, nor a
-// signal that asks to end, nor output that cannot be written any more is followed by a restart. Where the time
-// limit passes, or such a signal comes, while mpirun still prepares places for ranks, none is started.
+// own limit, TESSERA_TIMEOUT, and is killed with them; at the latest it is killed two seconds after that limit, whether
+// anybody waits for it or not. Each attempt has a folder, a store and, over MPI, an MpiJob of its own, so nothing of
+// the one before reaches it. With LaunchOptions::min_ranks each restart has one rank fewer than the attempt before, but
+// at least that many. Neither the time limit, which holds for all attempts together, nor a signal that asks to end, nor
+// output that cannot be written any more is followed by a restart. Where the time limit passes, or such a signal comes,
+// while mpirun still prepares places for ranks, none is started.
 //
 // Where restarts are allowed, ranks get the variables of torchrun: TORCHELASTIC_RESTART_COUNT, 0 in the first attempt,
 // TORCHELASTIC_MAX_RESTARTS, and TORCHELASTIC_RUN_ID, which is the same in all attempts of this job and in no other

@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -23,6 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPollInterval{10};
 constexpr std::chrono::milliseconds kTermToKill{1000};
+constexpr std::chrono::milliseconds kStoppedItself{1000};  // between two looks at the ranks
 
 std::vector<std::string> note_files(const ProcessGroupOptions& options) {
   std::vector<std::string> files = {lost_rank_file(options.store_path)};
@@ -36,6 +40,14 @@ struct RankProcess {
   std::optional<Clock::time_point> stopped_at = {};  // while it is stopped
   std::chrono::seconds stopped_for{0};               // when it was killed for that
 };
+
+// Says whether a process is stopped now. A debugger lets it go on without a word to its parent.
+bool is_stopped(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::size_t name_end = text.rfind(')');
+  return name_end != std::string::npos && text.compare(name_end, 3, ") T") == 0;
+}
 
 class ProcessGroup {
  public:
@@ -65,6 +77,7 @@ class ProcessGroup {
   ProcessGroupResult result_;
   pid_t group_ = 0;
   std::vector<RankProcess> ranks_;
+  Clock::time_point looked_at_ = Clock::now();  // when end_stopped() was called last
   RankOutputs outputs_;
   std::optional<Clock::time_point> limit_;
   std::optional<Clock::time_point> term_at_;
@@ -190,7 +203,7 @@ void ProcessGroup::pass_on_signals() {
 
 void ProcessGroup::keep_time() {
   const Clock::time_point now = Clock::now();
-  if (limit_ && now >= *limit_ && !result_.failure && !result_.timed_out) {
+  if (limit_ && now >= *limit_ && !result_.failure && !result_.timed_out && any_running()) {
     result_.timed_out = true;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (ranks_[rank].pid != 0) result_.running.push_back(static_cast<int64_t>(rank));
@@ -212,9 +225,13 @@ void ProcessGroup::keep_time() {
 }
 
 void ProcessGroup::end_stopped() {
+  const Clock::time_point now = Clock::now();
+  const Clock::duration since = now - std::exchange(looked_at_, now);
   for (RankProcess& rank : ranks_) {
-    const auto time = rank.stopped_at ? Clock::now() - *rank.stopped_at : Clock::duration::zero();
-    if (rank.pid == 0 || time < *options_.stopped_limit) continue;
+    if (rank.pid == 0 || !rank.stopped_at) continue;
+    if (since > kStoppedItself) *rank.stopped_at += since;
+    const Clock::duration time = now - *rank.stopped_at;
+    if (time < *options_.stopped_limit || !is_stopped(rank.pid)) continue;
     rank.stopped_for = std::chrono::duration_cast<std::chrono::seconds>(time);
     ::kill(rank.pid, SIGKILL);
   }

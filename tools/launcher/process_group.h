@@ -40,7 +40,8 @@ struct ProcessGroupOptions {
   // Returns more variables for one rank, such as those of its place in an MpiJob.
   std::function<std::map<std::string, std::string>(int64_t rank)> rank_variables;
   std::optional<std::chrono::milliseconds> time_limit;
-  // A rank that has been stopped (by SIGSTOP or SIGTSTP, not by a debugger) for so long is killed, and has failed.
+  // A rank that has been stopped (by SIGSTOP or SIGTSTP, not by a debugger) for so long is killed, and has failed. Time
+  // in which this process was stopped too does not count.
   std::optional<std::chrono::milliseconds> stopped_limit;
   std::chrono::milliseconds grace{4000};  // time for the other ranks to end by themselves after the first failure
   // Is the time for the ranks to end by themselves after a signal that asks them to, and after the time limit.

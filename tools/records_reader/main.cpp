@@ -2,6 +2,8 @@
 
 #include <cstdio>
 #include <exception>
+#include <filesystem>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -15,6 +17,11 @@ int main(int argc, char** argv) {
   }
   try {
     fmt::print("{}", tessera::where_ranks_part(tessera::read_all_records(argv[1])));
+    for (int restart = 1;; ++restart) {
+      const std::string folder = fmt::format("{}/restart_{}", argv[1], restart);
+      if (!std::filesystem::is_directory(folder)) break;
+      fmt::print("{} is of restart {}\n", folder, restart);
+    }
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "records: {}\n", error.what());
