@@ -133,7 +133,7 @@ void GroupTable::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device
     if (const auto found = groups_.find(key); found != groups_.end()) replaced = found->second;
   }
   if (replaced.backend == adopted.backend) return;
-  // What it has begun is done before it goes. While the table has it, the loss of a rank ends this wait.
+  // Its collectives are done before it goes. While the table has it, the loss of a rank ends this wait.
   end_one(replaced, &OrderlyEnd::drain);
   {
     const std::lock_guard lock(mutex_);

@@ -34,7 +34,7 @@ class BlockReader {
 
   // Reads bytes [position, position + count) into `to`. Throws std::runtime_error when the system cannot, or the file
   // ends before; DamagedFile that names the file, the block and both checksums when a block is not what was written.
-  // What `to` holds then is unspecified.
+  // After a throw the bytes in `to` are unspecified.
   void read(int64_t position, int64_t count, void* to);
 
   // Returns the bytes that were read from the file so far.

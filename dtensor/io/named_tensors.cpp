@@ -147,7 +147,7 @@ void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<Dev
   const std::exception_ptr failure = write_in_turn(plan, tensors, writing, writer);
   agreement.run([&] {
     if (failure) std::rethrow_exception(failure);
-    // Of a collective on a GPU that was aborted when a rank failed, any bytes were written.
+    // A collective on a GPU that was aborted when a rank failed gave any bytes, which must not become the file.
     if (!meshes.empty()) meshes.front().world().check_alive();
     if (writes) writer->publish();
   });

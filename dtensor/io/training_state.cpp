@@ -164,8 +164,8 @@ void load_training_state(TrainingState& state, const std::string& step_folder) {
       state, [&] { return std::optional(step_folder); }, is_damaged);
 }
 
-// What fails on one rank throws std::invalid_argument or std::runtime_error on all, and damage the first of these, so
-// that all ranks ask alike whether it was damage.
+// A failure of one rank throws the same error on all ranks, and damage throws std::invalid_argument, so all ranks ask
+// alike whether it was damage.
 bool load_newest_training_state(TrainingState& state, const std::string& folder) {
   std::exception_ptr of_newest;
   for (int64_t end = kNoEnd;;) {

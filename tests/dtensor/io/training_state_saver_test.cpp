@@ -297,7 +297,7 @@ TESSERA_RANKS_TEST_CASE("training state: where the newest one is damaged, an old
            "step_00000003/model.safetensors': block 0 ");
   CHECK(module.value() == 7);
   CHECK(state.step == 1);
-  // What does not fit is no damage: no older state is taken.
+  // A state that does not fit is not damaged: no older state is taken.
   damage("step_00000001", bytes / 2);
   damage("step_00000003", 9);
   Sample other(mesh, 7);
