@@ -2,6 +2,8 @@
 
 #include "tessera/gpu_kernels/cross_entropy.h"
 
+#include <cassert>
+
 #include "tessera/gpu_kernels/launch.cuh"
 
 namespace tessera::gpu {
@@ -44,8 +46,20 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, 4) sums_kernel(const __grid_constant__ LogitSums request) {
   for (int64_t row = blockIdx.x; row < request.rows; row += gridDim.x) {
     const auto sum = merged_in_block(sum_of_row<T>(request, row, static_cast<int>(threadIdx.x), kThreads));
-    if (threadIdx.x == 0) store_sums<T>(request, row, sum);
+    if (threadIdx.x > 0) continue;
+    assert(is_valid(request.targets, row) && "sharded_cross_entropy: a target is out of the classes' bounds");
+    store_sums<T>(request, row, sum);
   }
+}
+
+template <class C>
+__global__ void __launch_bounds__(kThreads) terms_kernel(const __grid_constant__ LogitTerms request) {
+  for (int64_t row = worker(); row < request.rows; row += workers()) store_terms<C>(request, row);
+}
+
+template <class C>
+__global__ void __launch_bounds__(kThreads) losses_kernel(const __grid_constant__ LogitLosses request) {
+  for (int64_t row = worker(); row < request.rows; row += workers()) store_loss<C>(request, row);
 }
 
 template <class T>
@@ -63,6 +77,22 @@ int tessera_gpu_logit_sums(const tessera::gpu::LogitSums* request, void* cuda_st
   if (request->rows == 0) return cudaSuccess;
   return with_floating(request->number,
                        [&]<class T>(Type<T>) { return start(&sums_kernel<T>, request->rows, cuda_stream, *request); });
+}
+
+int tessera_gpu_logit_terms(const tessera::gpu::LogitTerms* request, void* cuda_stream) {
+  using namespace tessera::gpu;
+  if (request->rows == 0) return cudaSuccess;
+  return with_computed(request->number, [&]<class C>(Type<C>) {
+    return start(&terms_kernel<C>, blocks_for(request->rows), cuda_stream, *request);
+  });
+}
+
+int tessera_gpu_logit_losses(const tessera::gpu::LogitLosses* request, void* cuda_stream) {
+  using namespace tessera::gpu;
+  if (request->rows == 0) return cudaSuccess;
+  return with_computed(request->number, [&]<class C>(Type<C>) {
+    return start(&losses_kernel<C>, blocks_for(request->rows), cuda_stream, *request);
+  });
 }
 
 int tessera_gpu_logit_gradient(const tessera::gpu::LogitGradient* request, void* cuda_stream) {

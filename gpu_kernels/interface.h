@@ -7,7 +7,7 @@
 namespace tessera::gpu {
 
 // Is to be raised by one whenever anything in this header changes.
-inline constexpr int kInterfaceVersion = 4;
+inline constexpr int kInterfaceVersion = 5;
 
 enum class Kind : int32_t {
   kUniform,      // a: from, b: to
@@ -80,22 +80,61 @@ struct Dropout {
   PieceTable piece;
 };
 
-// Reads the logits of each row once: their greatest one, the sum of exp(x - greatest), and the one in column column[i].
-// Results are double where the logits are, else float.
+// Are the classes that the rows of a rank's logits are to have.
+struct LogitTargets {
+  const int64_t* of_row;  // [rows]; each is from 0 to classes - 1, or `ignored`
+  int64_t ignored;
+  int64_t classes;
+  int64_t begin;  // the class of this rank's first column
+};
+
+// Reads the logits of each row once: their greatest one, the sum of exp(x - greatest), and the one of its class, or 0
+// where that is another rank's. Results are double where the logits are, else float. A class that is out of bounds ends
+// the process's use of the GPU by a device-side assertion.
 struct LogitSums {
   Number number;
-  const void* logits;  // a row-major [rows, columns], whose rows begin `stride` numbers apart; columns > 0
+  const void* logits;  // a row-major [rows, columns], whose rows begin `stride` numbers apart
   int64_t rows;
   int64_t columns;
   int64_t stride;
-  const int64_t* column;  // [rows], from 0 to columns - 1
-  void* greatest;         // [rows]
+  LogitTargets targets;
+  void* greatest;  // [rows]
   void* exps;
   void* picked;
 };
 
-// Writes what follows for row i and column c, and zeros where kept[i] is 0:
-//   exp(logits[i, c] - greatest[i]) * on_exps[i] + (c == column[i] ? on_column[i] : 0)
+// Makes of a rank's sums its terms of the sums over all ranks:
+//   out[i] = exps[i] * exp(greatest[i] - of_all[i])
+//   out[rows + i] = picked[i] - of_all[i], or 0 where the class is another rank's
+//   out[2 * rows] = columns
+struct LogitTerms {
+  Number number;  // of all that follows: kFloat or kDouble
+  int64_t rows;
+  int64_t columns;
+  LogitTargets targets;
+  const void* greatest;
+  const void* exps;
+  const void* picked;
+  const void* of_all;  // the greatest logits of all ranks
+  void* out;           // [2 * rows + 1]
+};
+
+// Makes losses of the sums over all ranks, as LogitTerms gives them. With w = weight[i], 1 where `weight` is null, or 0
+// for an ignored row:
+//   out[i] = (log(sums[i]) - sums[rows + i]) * w, or 0 for an ignored row
+//   out[rows + i] = w
+struct LogitLosses {
+  Number number;
+  int64_t rows;
+  LogitTargets targets;
+  const void* sums;    // [2 * rows]
+  const void* weight;  // [rows] or null
+  void* out;           // [2 * rows]
+};
+
+// Writes the gradient of the losses by the logits. With g = gradient[i * gradient_stride] / total, where `total` is not
+// null, and w as in LogitLosses, it is for row i and column c, and 0 for an ignored row:
+//   exp(logits[i, c] - of_all[i]) * (g * w / exps[i]) - (the column is that of the class ? g * w : 0)
 struct LogitGradient {
   Number number;
   const void* logits;
@@ -103,11 +142,13 @@ struct LogitGradient {
   int64_t rows;
   int64_t columns;
   int64_t stride;
-  const int64_t* column;
-  const void* greatest;  // [rows], like the results of LogitSums
-  const void* on_exps;
-  const void* on_column;
-  const void* kept;
+  LogitTargets targets;
+  const void* of_all;  // [rows], like the results of LogitSums
+  const void* exps;    // of all ranks
+  const void* weight;  // [rows] or null
+  const void* gradient;
+  int64_t gradient_stride;
+  const void* total;  // one number or null
 };
 
 // Looks up rows in a table of `rows` rows of which a rank holds those from `begin` to `end` - 1: out[i] is the row that
@@ -156,6 +197,8 @@ extern "C" {
 int tessera_gpu_draw(const tessera::gpu::Draw* request, void* cuda_stream);
 int tessera_gpu_dropout(const tessera::gpu::Dropout* request, void* cuda_stream);
 int tessera_gpu_logit_sums(const tessera::gpu::LogitSums* request, void* cuda_stream);
+int tessera_gpu_logit_terms(const tessera::gpu::LogitTerms* request, void* cuda_stream);
+int tessera_gpu_logit_losses(const tessera::gpu::LogitLosses* request, void* cuda_stream);
 int tessera_gpu_logit_gradient(const tessera::gpu::LogitGradient* request, void* cuda_stream);
 int tessera_gpu_masked_rows(const tessera::gpu::MaskedRows* request, void* cuda_stream);
 int tessera_gpu_copy(const tessera::gpu::Copies* request, void* cuda_stream);
@@ -169,6 +212,8 @@ struct Kernels {
   decltype(&tessera_gpu_draw) draw;
   decltype(&tessera_gpu_dropout) dropout;
   decltype(&tessera_gpu_logit_sums) logit_sums;
+  decltype(&tessera_gpu_logit_terms) logit_terms;
+  decltype(&tessera_gpu_logit_losses) logit_losses;
   decltype(&tessera_gpu_logit_gradient) logit_gradient;
   decltype(&tessera_gpu_masked_rows) masked_rows;
   decltype(&tessera_gpu_copy) copy;

@@ -70,6 +70,14 @@ cudaError_t with_floating(Number number, const Run& run) {
   }
 }
 template <class Run>
+cudaError_t with_computed(Number number, const Run& run) {
+  switch (number) {
+    case Number::kFloat: return run(Type<float>{});
+    case Number::kDouble: return run(Type<double>{});
+    default: return cudaErrorInvalidValue;
+  }
+}
+template <class Run>
 cudaError_t with_any(Number number, const Run& run) {
   switch (number) {
     case Number::kByte: return run(Type<uint8_t>{});

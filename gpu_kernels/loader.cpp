@@ -42,6 +42,8 @@ std::optional<Kernels> load() {
   if (find(library, "tessera_gpu_interface_version", version) && version() == kInterfaceVersion &&
       find(library, "tessera_gpu_draw", found.draw) && find(library, "tessera_gpu_dropout", found.dropout) &&
       find(library, "tessera_gpu_logit_sums", found.logit_sums) &&
+      find(library, "tessera_gpu_logit_terms", found.logit_terms) &&
+      find(library, "tessera_gpu_logit_losses", found.logit_losses) &&
       find(library, "tessera_gpu_logit_gradient", found.logit_gradient) &&
       find(library, "tessera_gpu_masked_rows", found.masked_rows) && find(library, "tessera_gpu_copy", found.copy)) {
     return found;

@@ -150,6 +150,11 @@ void renormalize(const at::Tensor& ids, const at::Tensor& weight, const DeviceMe
 at::Tensor look_up(const at::Tensor& ids, const at::Tensor& weight, int64_t padding, const DeviceMesh& mesh,
                    const ShardedEmbeddingOptions& options) {
   if (options.max_norm) renormalize(ids, weight, mesh, options);
+  // LibTorch's backward on a GPU writes beside the gradient of a table that has no columns.
+  if (weight.size(1) == 0 && is_queued(weight) && !options.sparse && !detail::has_tangent(weight)) {
+    return detail::masked_embedding(weight, ids, {one_interval(0, weight.size(0)), weight.size(0)}, padding,
+                                    options.scale_grad_by_freq);
+  }
   return at::embedding(weight, ids, padding, options.scale_grad_by_freq, options.sparse);
 }
 

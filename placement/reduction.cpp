@@ -59,7 +59,7 @@ class Plain : public Reduction {
     return named_ == ReduceOp::kAvg && is_narrow(piece.scalar_type()) ? piece.to(at::kFloat) : piece;
   }
   at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const override {
-    return named_ == ReduceOp::kAvg && ranks > 1 ? terms.div(ranks) : terms;
+    return named_ == ReduceOp::kAvg && ranks > 1 ? divided_by_count(terms, ranks) : terms;
   }
   at::Tensor spread(const at::Tensor& value, int64_t coordinate, int64_t ranks) const override {
     return named_ == ReduceOp::kAvg ? value : Reduction::spread(value, coordinate, ranks);

@@ -7,7 +7,10 @@ load("//third_party:environment.bzl", "ENVIRON", "cuda_environment_folder", "pyt
 
 _BUILD = """package(default_visibility = ["//visibility:public"])
 
-exports_files(["nvcc"])
+exports_files([
+    "libcudart.so",
+    "nvcc",
+])
 
 filegroup(
     name = "kernels",
@@ -24,10 +27,9 @@ _MISSING = """{} is missing, so the GPU's kernels are left out. To have them, ru
 then bazel shutdown, so that the next build looks again; or set CUDA_HOME to a CUDA 13 toolkit."""
 
 def _packaged_nvcc(repository_ctx):
-    """Returns the words that begin a command of the package's nvcc, or None where it or tools/setup's is missing.
+    """Returns the words that begin a command of the package's nvcc, and libcudart; None where either is missing.
 
-    The package has neither CUDA's headers nor its libraries: the environment of tools/setup has them, though not under
-    the name by which a program is linked with libcudart.
+    The package has neither CUDA's headers nor its libraries: the environment of tools/setup has them.
     """
     compiler = python_packages(repository_ctx, cuda_environment_folder(repository_ctx))
     libraries = python_packages(repository_ctx)
@@ -39,24 +41,34 @@ def _packaged_nvcc(repository_ctx):
     cudart = libraries.get_child("lib").get_child("libcudart.so.13")
     if not nvcc.exists or not cudart.exists:
         return None
-    repository_ctx.symlink(cudart, "lib/libcudart.so")
     include = libraries.get_child("include")
-    return [
-        str(nvcc),
-        "-I{}".format(include),
-        "-isystem",
-        str(include.get_child("cccl")),
-        "-L{}".format(repository_ctx.path("lib")),
-        "-L{}".format(libraries.get_child("lib")),
-    ]
+    return [str(nvcc), "-I{}".format(include), "-isystem", str(include.get_child("cccl"))], cudart
+
+def _installed_cudart(toolkit):
+    """Returns the library that the kernels are linked with, of a toolkit's folder."""
+    folders = ["lib64", "lib", "targets/x86_64-linux/lib", "lib/x86_64-linux-gnu"]
+    for folder in folders:
+        cudart = toolkit.get_child(*folder.split("/")).get_child("libcudart.so")
+        if cudart.exists:
+            return cudart
+    fail("{} has nvcc, and no libcudart.so in {}: install CUDA's runtime library there".format(
+        toolkit,
+        ", ".join(folders),
+    ))
 
 def _cuda_compiler_impl(repository_ctx):
     home = repository_ctx.os.environ.get("CUDA_HOME")
     installed = repository_ctx.path((home or "/usr/local/cuda") + "/bin/nvcc")
     if home and not installed.exists:
         fail("CUDA_HOME={} has no bin/nvcc: correct or unset it".format(home))
-    command = [str(installed)] if installed.exists else _packaged_nvcc(repository_ctx)
-    if command:
+    if installed.exists:
+        found = [str(installed)], _installed_cudart(installed.dirname.dirname)
+    else:
+        found = _packaged_nvcc(repository_ctx)
+    if found:
+        command, cudart = found
+        repository_ctx.symlink(cudart, "libcudart.so")
+
         # Its version in the script makes another compiler compile anew.
         version = repository_ctx.execute([command[0], "--version"]).stdout.strip().replace("\n", "\n# ")
         words = " ".join(["\"{}\"".format(word) for word in command])
@@ -65,14 +77,15 @@ def _cuda_compiler_impl(repository_ctx):
         # buildifier: disable=print
         print(_MISSING.format(installed))
         repository_ctx.file("nvcc", "#!/bin/sh\necho \"there is no nvcc\" >&2\nexit 1\n", executable = True)
+        repository_ctx.file("libcudart.so", "")
     repository_ctx.file("BUILD.bazel", _BUILD.format(
-        kernels = repr(["@tessera//gpu_kernels:libtessera_gpu.so"] if command else []),
-        ptxas_report = repr(["@tessera//gpu_kernels:ptxas_report.txt"] if command else []),
+        kernels = repr(["@tessera//gpu_kernels:libtessera_gpu.so"] if found else []),
+        ptxas_report = repr(["@tessera//gpu_kernels:ptxas_report.txt"] if found else []),
     ))
 
 cuda_compiler = repository_rule(
     implementation = _cuda_compiler_impl,
     environ = ["CUDA_HOME"] + ENVIRON,
-    doc = "Makes @tessera_cuda_compiler//:nvcc, :kernels and :ptxas_report.",
+    doc = "Makes @tessera_cuda_compiler//:nvcc, :libcudart.so, :kernels and :ptxas_report.",
     local = True,
 )

@@ -76,7 +76,7 @@ void MpiReduction::apply(const at::Tensor& rows, const at::Tensor& out) const {
     case c10d::ReduceOp::SUM:
     case c10d::ReduceOp::AVG:
       sum_rows(rows, to);
-      if (op_ == c10d::ReduceOp::AVG) to.div_(rows.size(0));
+      if (op_ == c10d::ReduceOp::AVG) divide_by_count(to, rows.size(0));
       return;
     case c10d::ReduceOp::PRODUCT: at::prod_out(to, rows, 0, /*keepdim=*/false, rows.scalar_type()); return;
     case c10d::ReduceOp::MIN: at::amin_out(to, rows, {0}); return;

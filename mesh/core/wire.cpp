@@ -148,10 +148,20 @@ void sum_rows(const at::Tensor& rows, at::Tensor& out) {
   }
 }
 
+namespace {
+
+// Says whether LibTorch rounds twice where it divides `sum` by a number. 16-bit numbers are divided in float32 and
+// rounded once in either way, and could not hold every count.
+bool is_rounded_twice(const at::Tensor& sum) { return !sum.is_cpu() && sum.element_size() >= 4; }
+
+}  // namespace
+
+at::Tensor divided_by_count(const at::Tensor& sum, int64_t count) {
+  return is_rounded_twice(sum) ? sum.div(at::full({}, count, sum.options())) : sum.div(count);
+}
+
 at::Tensor divide_by_count(at::Tensor sum, int64_t count) {
-  // 16-bit numbers are divided in float32 and rounded once in either way, and could not hold every count.
-  const bool by_tensor = !sum.is_cpu() && sum.element_size() >= 4;
-  return by_tensor ? sum.div_(at::full({}, count, sum.options())) : sum.div_(count);
+  return is_rounded_twice(sum) ? sum.div_(at::full({}, count, sum.options())) : sum.div_(count);
 }
 
 at::Tensor reduce_rows(const at::Tensor& rows, ReduceOp op) {

@@ -1,81 +1,111 @@
 #include "tessera/ops/kernels/logit_kernels.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include "tessera/mesh/core/gpu_kernels.h"
 
 namespace tessera::detail {
 namespace {
 
-RowSums empty_sums(const at::Tensor& logits) {
-  const auto dtype = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor all = at::empty({3, logits.size(0)}, logits.options().dtype(dtype));
-  return {.greatest = all[0], .exps = all[1], .picked = all[2]};
+const void* memory(const at::Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; }
+
+gpu::LogitTargets targets_request(const RowTargets& targets) {
+  return {.of_row = targets.of_row.const_data_ptr<int64_t>(),
+          .ignored = targets.ignored,
+          .classes = targets.classes,
+          .begin = targets.mine.begin};
 }
 
 }  // namespace
 
-std::optional<gpu::LogitSums> sums_request(const at::Tensor& logits, const at::Tensor& column, const RowSums& to) {
-  const std::optional<gpu::Number> number = floating_number_of(logits.scalar_type());
-  if (!number || !has_adjacent_columns(logits) || logits.numel() == 0) return std::nullopt;
-  return gpu::LogitSums{.number = *number,
-                        .logits = logits.const_data_ptr(),
-                        .rows = logits.size(0),
-                        .columns = logits.size(1),
-                        .stride = logits.stride(0),
-                        .column = column.const_data_ptr<int64_t>(),
-                        .greatest = to.greatest.mutable_data_ptr(),
-                        .exps = to.exps.mutable_data_ptr(),
-                        .picked = to.picked.mutable_data_ptr()};
+bool takes_logits(const at::Tensor& logits) {
+  return kernels_for(logits) != nullptr && logits.size(0) > 0 && floating_number_of(logits.scalar_type()) &&
+         has_adjacent_columns(logits);
 }
 
-std::optional<gpu::LogitGradient> gradient_request(const at::Tensor& logits, const RowFactors& factors,
-                                                   const at::Tensor& out) {
-  const std::optional<gpu::Number> number = floating_number_of(logits.scalar_type());
-  if (!number || !has_adjacent_columns(logits) || logits.numel() == 0) return std::nullopt;
-  return gpu::LogitGradient{.number = *number,
-                            .logits = logits.const_data_ptr(),
-                            .out = out.mutable_data_ptr(),
-                            .rows = logits.size(0),
-                            .columns = logits.size(1),
-                            .stride = logits.stride(0),
-                            .column = factors.column.const_data_ptr<int64_t>(),
-                            .greatest = factors.greatest.const_data_ptr(),
-                            .on_exps = factors.on_exps.const_data_ptr(),
-                            .on_column = factors.on_column.const_data_ptr(),
-                            .kept = factors.kept.const_data_ptr()};
+gpu::LogitSums sums_request(const at::Tensor& logits, const RowTargets& targets, const RowSums& to) {
+  return {.number = floating_number_of(logits.scalar_type()).value(),
+          .logits = logits.const_data_ptr(),
+          .rows = logits.size(0),
+          .columns = logits.size(1),
+          .stride = logits.stride(0),
+          .targets = targets_request(targets),
+          .greatest = to.greatest.mutable_data_ptr(),
+          .exps = to.exps.mutable_data_ptr(),
+          .picked = to.picked.mutable_data_ptr()};
 }
 
-std::optional<RowSums> row_sums_on_gpu(const at::Tensor& logits, const at::Tensor& column) {
-  const gpu::Kernels* const kernels = kernels_for(logits);
-  if (kernels == nullptr) return std::nullopt;
-  const RowSums out = empty_sums(logits);
-  const at::Tensor columns = column.contiguous();
-  const auto request = sums_request(logits, columns, out);
-  if (!request) return std::nullopt;
-  start_kernel("logit_sums", logits, [&](void* stream) { return kernels->logit_sums(&*request, stream); });
+gpu::LogitTerms terms_request(const RowSums& sums, const at::Tensor& of_all, const RowTargets& targets,
+                              const at::Tensor& out) {
+  return {.number = floating_number_of(out.scalar_type()).value(),
+          .rows = of_all.size(0),
+          .columns = targets.mine.size(),
+          .targets = targets_request(targets),
+          .greatest = memory(sums.greatest),
+          .exps = memory(sums.exps),
+          .picked = memory(sums.picked),
+          .of_all = memory(of_all),
+          .out = out.mutable_data_ptr()};
+}
+
+gpu::LogitLosses losses_request(const at::Tensor& sums, const at::Tensor& weight, const RowTargets& targets,
+                                const at::Tensor& out) {
+  return {.number = floating_number_of(out.scalar_type()).value(),
+          .rows = out.size(1),
+          .targets = targets_request(targets),
+          .sums = memory(sums),
+          .weight = memory(weight),
+          .out = out.mutable_data_ptr()};
+}
+
+gpu::LogitGradient gradient_request(const at::Tensor& logits, const RowFactors& factors, const RowTargets& targets,
+                                    const at::Tensor& out) {
+  const bool one = factors.gradient.numel() == 1;
+  return {.number = floating_number_of(logits.scalar_type()).value(),
+          .logits = logits.const_data_ptr(),
+          .out = out.mutable_data_ptr(),
+          .rows = logits.size(0),
+          .columns = logits.size(1),
+          .stride = logits.stride(0),
+          .targets = targets_request(targets),
+          .of_all = memory(factors.of_all),
+          .exps = memory(factors.exps),
+          .weight = memory(factors.weight),
+          .gradient = memory(factors.gradient),
+          .gradient_stride = one ? 0 : factors.gradient.stride(0),
+          .total = memory(factors.total)};
+}
+
+RowSums row_sums(const at::Tensor& logits, const RowTargets& targets) {
+  const auto dtype = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor all = at::empty({3, logits.size(0)}, logits.options().dtype(dtype));
+  const RowSums out{.greatest = all[0], .exps = all[1], .picked = all[2]};
+  const gpu::LogitSums request = sums_request(logits, targets, out);
+  start_kernel("logit_sums", logits, [&](void* stream) { return kernels_for(logits)->logit_sums(&request, stream); });
   return out;
 }
 
-void set_terms(const RowSums& sums, const at::Tensor& greatest, const at::Tensor& here, const at::Tensor& exps,
-               const at::Tensor& picked) {
-  exps.copy_(sums.exps * (sums.greatest - greatest).exp_());
-  picked.copy_((sums.picked - greatest).masked_fill_(here.logical_not(), 0));
+at::Tensor row_terms(const RowSums& sums, const at::Tensor& of_all, const RowTargets& targets) {
+  const at::Tensor out = at::empty({2 * of_all.size(0) + 1}, of_all.options());
+  const gpu::LogitTerms request = terms_request(sums, of_all, targets, out);
+  start_kernel("logit_terms", out, [&](void* stream) { return kernels_for(out)->logit_terms(&request, stream); });
+  return out;
 }
 
-bool gradient_on_gpu(const at::Tensor& logits, const RowFactors& factors, const at::Tensor& out) {
-  const gpu::Kernels* const kernels = kernels_for(logits);
-  if (kernels == nullptr) return false;
-  const RowFactors rows{.column = factors.column.contiguous(),
-                        .greatest = factors.greatest.contiguous(),
-                        .on_exps = factors.on_exps.contiguous(),
-                        .on_column = factors.on_column.contiguous(),
-                        .kept = factors.kept.contiguous()};
-  const auto request = gradient_request(logits, rows, out);
-  if (!request) return false;
-  start_kernel("logit_gradient", logits, [&](void* stream) { return kernels->logit_gradient(&*request, stream); });
-  return true;
+at::Tensor row_losses(const at::Tensor& sums, const at::Tensor& weight, const RowTargets& targets) {
+  const at::Tensor out = at::empty({2, targets.of_row.size(0)}, sums.options());
+  const gpu::LogitLosses request = losses_request(sums, weight, targets, out);
+  start_kernel("logit_losses", out, [&](void* stream) { return kernels_for(out)->logit_losses(&request, stream); });
+  return out;
+}
+
+at::Tensor logits_gradient(const at::Tensor& logits, const RowFactors& factors, const RowTargets& targets) {
+  const at::Tensor out = at::empty_like(logits, at::MemoryFormat::Contiguous);
+  if (out.numel() == 0) return out;
+  const gpu::LogitGradient request = gradient_request(logits, factors, targets, out);
+  start_kernel("logit_gradient", out, [&](void* stream) { return kernels_for(out)->logit_gradient(&request, stream); });
+  return out;
 }
 
 }  // namespace tessera::detail

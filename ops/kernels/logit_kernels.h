@@ -5,44 +5,62 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/gpu_kernels/interface.h"
+#include "tessera/placement/partition.h"
 
-// Kernels of our own for the cross entropy of logits whose classes are cut over ranks. Each reads a rank's logits once,
-// and needs no buffer besides one or a few numbers per row. Without them, on other devices and for other layouts,
-// LibTorch's operators do the work (sharded_cross_entropy.cpp).
+// Kernels of our own for the cross entropy of logits whose classes are cut over ranks. Two read a rank's logits once,
+// and need no buffer besides a few numbers per row; the others do in one launch what is done for each row. Without
+// them, on other devices and for other layouts, LibTorch's operators do the work (sharded_cross_entropy.cpp).
 namespace tessera::detail {
 
-// Holds, for each row of a rank's logits, its greatest one, the sum of exp(x - greatest), and the logit in a column:
-// [n] each, float64 for float64 and else float32. Where all logits are -inf the sum is 0.
+// Says whether a GPU's kernels do the cross entropy of `logits` [n, k]. They check the classes too.
+bool takes_logits(const at::Tensor& logits);
+
+// Holds the classes that rows are to have: each one from 0 to `classes` - 1, or `ignored`.
+struct RowTargets {
+  at::Tensor of_row;  // int64 [n], adjacent
+  int64_t ignored = 0;
+  int64_t classes = 0;
+  Interval mine;  // the classes of this rank's columns
+};
+
+// Holds, for each row of a rank's logits, its greatest one, the sum of exp(x - greatest), and the logit of its class,
+// or 0 where that is another rank's: [n] each, float64 for float64 and else float32. Where all logits are -inf, or
+// there is none, the sum is 0.
 struct RowSums {
   at::Tensor greatest;
   at::Tensor exps;
   at::Tensor picked;
 };
+RowSums row_sums(const at::Tensor& logits, const RowTargets& targets);
 
-// Returns what a GPU makes of `logits` [n, k], n and k > 0, and of the columns `column` [n]; nullopt where it cannot.
-std::optional<RowSums> row_sums_on_gpu(const at::Tensor& logits, const at::Tensor& column);
+// Returns [2n + 1]: a rank's terms of the sums over all ranks, relative to `of_all` [n], the greatest logits of all
+// ranks, and then of the logits of the rows' classes; last the number of the rank's classes.
+at::Tensor row_terms(const RowSums& sums, const at::Tensor& of_all, const RowTargets& targets);
 
-// Sets `exps` and `picked` to a rank's terms of the sums over all ranks: relative to `greatest`, the greatest logit of
-// all ranks, and 0 where `here` says that the column is another rank's.
-void set_terms(const RowSums& sums, const at::Tensor& greatest, const at::Tensor& here, const at::Tensor& exps,
-               const at::Tensor& picked);
+// Returns [2, n]: the loss and the weight of each row, given the sums over all ranks of what row_terms() returns.
+// `weight` [n] has 0 for ignored rows; undefined, it stands for ones.
+at::Tensor row_losses(const at::Tensor& sums, const at::Tensor& weight, const RowTargets& targets);
 
-// Holds the factors of a row's gradient, [n] numbers each in the dtype of RowSums:
-//   exp(x - greatest) * on_exps, and on_column more in its column; 0 where kept is 0.
+// Holds what a row's gradient depends on, besides its logits, in the dtype of RowSums.
 struct RowFactors {
-  at::Tensor column;
-  at::Tensor greatest;
-  at::Tensor on_exps;
-  at::Tensor on_column;
-  at::Tensor kept;
+  at::Tensor of_all;    // [n]
+  at::Tensor exps;      // [n], of all ranks
+  at::Tensor weight;    // as for row_losses
+  at::Tensor gradient;  // of the losses: one number, or [n]
+  at::Tensor total;     // of the weights, by which a mean divides; else undefined
 };
 
-// Makes a GPU write the gradient to `out`, which is row-major, and returns true; returns false where it cannot.
-bool gradient_on_gpu(const at::Tensor& logits, const RowFactors& factors, const at::Tensor& out);
+// Returns the gradient of the losses by `logits`, row-major.
+at::Tensor logits_gradient(const at::Tensor& logits, const RowFactors& factors, const RowTargets& targets);
 
-// Return what these kernels are told, with tensors of any device, or nullopt where they cannot do it.
-std::optional<gpu::LogitSums> sums_request(const at::Tensor& logits, const at::Tensor& column, const RowSums& to);
-std::optional<gpu::LogitGradient> gradient_request(const at::Tensor& logits, const RowFactors& factors,
-                                                   const at::Tensor& out);
+// Return what these kernels are told, with tensors of any device. The first and the last need logits of a floating
+// dtype whose columns are adjacent in memory.
+gpu::LogitSums sums_request(const at::Tensor& logits, const RowTargets& targets, const RowSums& to);
+gpu::LogitTerms terms_request(const RowSums& sums, const at::Tensor& of_all, const RowTargets& targets,
+                              const at::Tensor& out);
+gpu::LogitLosses losses_request(const at::Tensor& sums, const at::Tensor& weight, const RowTargets& targets,
+                                const at::Tensor& out);
+gpu::LogitGradient gradient_request(const at::Tensor& logits, const RowFactors& factors, const RowTargets& targets,
+                                    const at::Tensor& out);
 
 }  // namespace tessera::detail

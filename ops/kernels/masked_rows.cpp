@@ -124,6 +124,8 @@ at::Tensor masked_rows(const at::Tensor& weight, const at::Tensor& ids, const He
 at::Tensor masked_rows_gradient(const at::Tensor& grad, const at::Tensor& ids, const HeldRows& rows, int64_t padding,
                                 bool scale_by_freq) {
   const int64_t extra = count(rows.held);
+  // LibTorch's kernel for a GPU writes beside a gradient that has no columns.
+  if (grad.size(-1) == 0) return at::zeros({extra, 0}, grad.options());
   at::Tensor places = local_rows(ids, rows.held, extra);
   if (padding >= 0) places = places.masked_fill(ids == padding, extra);
   return at::embedding_dense_backward(grad, places, extra + 1, /*padding_idx=*/extra, scale_by_freq)

@@ -1,5 +1,8 @@
 #include "tessera/gpu_kernels/fill.h"
 
+#include <algorithm>
+#include <cmath>
+#include <numbers>
 #include <numeric>
 #include <vector>
 
@@ -142,4 +145,17 @@ TEST_CASE("the bound of an event decides as its probability does") {
       CHECK((word < bound) == gpu::chance({word, 0, 0, 0}, 0, p));
     }
   }
+}
+
+TEST_CASE("sine and cosine of every angle that a draw can have are near the exact ones") {
+  double farthest = 0;
+  for (uint32_t turn = 0; turn < 1U << 24; ++turn) {
+    const float angle = 2 * std::numbers::pi_v<float> * (static_cast<float>(turn) * 0x1p-24F);
+    const gpu::SineAndCosine got = gpu::sine_and_cosine(angle);
+    const double sine = std::sin(static_cast<double>(angle)), cosine = std::cos(static_cast<double>(angle));
+    if (turn == 0) CHECK(got.sine == 0);
+    if (turn > 0) farthest = std::max(farthest, std::abs(got.sine / sine - 1));
+    farthest = std::max(farthest, std::abs(got.cosine / cosine - 1));
+  }
+  CHECK(farthest < 0x1p-21);
 }

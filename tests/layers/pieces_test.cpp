@@ -117,7 +117,7 @@ TEST_CASE("one_rank_errors: logits of one rank that do not fit the target, or ar
   });
 }
 
-TEST_CASE("one_rank_errors: classes that one rank alone has wrong, or that ranks count each by their own") {
+TEST_CASE("one_rank_errors: classes that one rank alone has wrong") {
   const at::Tensor target = at::zeros({2}, on(at::kLong));
   check_both_hear("sharded_cross_entropy", "3 of 8 classes here, of which this rank has 4",
                   [&](const DeviceMesh& mesh, bool odd) {
@@ -127,6 +127,11 @@ TEST_CASE("one_rank_errors: classes that one rank alone has wrong, or that ranks
     sharded_cross_entropy(at::ones({2, odd ? 0 : 4}, on(at::kFloat)), target, mesh,
                           {.label_smoothing = 0.1, .smoothing = SmoothingFormula::kMegatron});
   });
+}
+
+TEST_CASE("one_rank_errors: classes that ranks count each by their own, and that are uneven") {
+  if (device().is_cuda()) TESSERA_SKIP(kCheckedLater);
+  const at::Tensor target = at::zeros({2}, on(at::kLong));
   const std::vector<std::string> texts = thrown_till_after([&](const DeviceMesh& mesh, bool odd) {
     sharded_cross_entropy(at::ones({2, odd ? 2 : 3}, on(at::kFloat)), target, mesh);
   });

@@ -48,17 +48,18 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(a.contiguous().flatten().view(at::kByte), b.contiguous().flatten().view(at::kByte));
 }
 
-// Returns the reduction, computed in float64, of what all ranks hold, in the dtype.
+// Returns the reduction, computed in float64 on the host, of what all ranks hold, in the dtype. (A GPU's mean
+// multiplies by 1 / n.)
 at::Tensor reduced(ReduceOp op, at::ScalarType dtype, at::IntArrayRef shape = {2, 3}) {
   std::vector<at::Tensor> all;
-  for (int64_t rank = 0; rank < world()->size(); ++rank) all.push_back(held(rank, dtype, shape).to(at::kDouble));
+  for (int64_t rank = 0; rank < world()->size(); ++rank) all.push_back(held(rank, dtype, shape).cpu().to(at::kDouble));
   const at::Tensor rows = at::stack(all);
   const at::Tensor result = op == ReduceOp::kSum   ? rows.sum(0)
                             : op == ReduceOp::kAvg ? rows.mean(0)
                             : op == ReduceOp::kMax ? std::get<0>(rows.max(0))
                             : op == ReduceOp::kMin ? std::get<0>(rows.min(0))
                                                    : rows.prod(0);
-  return result.to(dtype);
+  return result.to(dtype).to(device());
 }
 
 }  // namespace
