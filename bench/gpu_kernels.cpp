@@ -23,13 +23,13 @@ using Body = std::function<void()>;
 struct Bench {
   DeviceMesh mesh;
   int rounds;
+  double bytes_per_us = 0;  // that a copy reads and writes
 
   int64_t sized(int64_t size) const { return mesh.device().is_cpu() ? size / 64 : size; }
   at::TensorOptions options(at::ScalarType dtype) const { return at::TensorOptions(dtype).device(mesh.device()); }
 
   void row(const std::string& name, int64_t bytes, const Body& ours, const Body& plain) const {
-    constexpr double kBytesPerMicrosecond = 3.0e6;
-    const double limit_us = static_cast<double>(bytes) / kBytesPerMicrosecond;
+    const double limit_us = static_cast<double>(bytes) / bytes_per_us;
     const int calls = limit_us < 300 ? 20 : 5;  // a wait for the device, once for all of them, takes microseconds
     const Compared found = compare(mesh.device(), rounds, calls, ours, plain);
     fmt::print("{:<44}{:>12.1f}{:>12.1f}{:>9.3f}{:>12.1f}\n", name, found.ours.median, found.plain.median,
@@ -100,10 +100,20 @@ void measure_packing(const Bench& bench) {
       [&] { pack(copy_part); });
 }
 
+// Returns the bytes per microsecond that a copy of a tensor reads and writes.
+double copy_rate(const Bench& bench) {
+  const at::Tensor from = at::ones({bench.sized(int64_t{1} << 30)}, bench.options(at::kByte));
+  at::Tensor to = at::empty_like(from);
+  const Body copy = [&] { to.copy_(from); };
+  return 2 * static_cast<double>(from.nbytes()) / compare(bench.mesh.device(), bench.rounds, 5, copy, copy).ours.median;
+}
+
 }  // namespace
 
 void measure_kernels(const std::string& device, int rounds) {
-  const Bench bench{init_device_mesh(device, {1}, {"tp"}, World::create({})), rounds};
+  Bench bench{init_device_mesh(device, {1}, {"tp"}, World::create({})), rounds};
+  bench.bytes_per_us = copy_rate(bench);
+  fmt::print("a copy of device memory reads and writes {:.2f} TB/s, which sets the limits\n", bench.bytes_per_us / 1e6);
   fmt::print("{:<44}{:>12}{:>12}{:>9}{:>12}\n", "kernels, bfloat16", "ours, us", "plain, us", "ratio", "limit, us");
   for (const int64_t classes : {16032, 128256}) measure_cross_entropy(bench, bench.sized(classes));
   measure_embedding(bench);

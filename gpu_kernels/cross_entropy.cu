@@ -1,4 +1,5 @@
-// The kernels of the cross entropy of logits whose classes are cut; see interface.h. A block of threads has a row.
+// The kernels of the cross entropy of logits whose classes are cut; see interface.h. Where logits are read, a
+// block of threads has a row; in the two kernels between, a thread has one.
 
 #include "tessera/gpu_kernels/cross_entropy.h"
 

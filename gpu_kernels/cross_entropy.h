@@ -101,8 +101,8 @@ inline TESSERA_BOTH bool is_valid(const LogitTargets& targets, int64_t row) {
 }
 // Returns this rank's column of the row's class, or -1 where it has none.
 inline TESSERA_BOTH int64_t column_of(const LogitTargets& targets, int64_t row, int64_t columns) {
-  const int64_t column = targets.of_row[row] - targets.begin;
-  return column >= 0 && column < columns ? column : -1;
+  const int64_t target = targets.of_row[row];
+  return target >= targets.begin && target - targets.begin < columns ? target - targets.begin : -1;
 }
 
 // Stores a row's results, of which `sum` is over all its columns.
@@ -121,9 +121,10 @@ template <class C>
 TESSERA_BOTH void store_terms(const LogitTerms& request, int64_t row) {
   const auto of = [row](const void* numbers) { return static_cast<const C*>(numbers)[row]; };
   C* const out = static_cast<C*>(request.out);
+  const C of_all = of(request.of_all);
   const bool here = column_of(request.targets, row, request.columns) >= 0;
-  out[row] = of(request.exps) * std::exp(of(request.greatest) - of(request.of_all));
-  out[request.rows + row] = here ? of(request.picked) - of(request.of_all) : C(0);
+  out[request.rows + row] = here ? of(request.picked) - of_all : C(0);
+  out[row] = of(request.exps) * std::exp(of(request.greatest) - of_all);
   if (row == 0) out[2 * request.rows] = static_cast<C>(request.columns);
 }
 

@@ -44,11 +44,11 @@ def _packaged_nvcc(repository_ctx):
     include = libraries.get_child("include")
     return [str(nvcc), "-I{}".format(include), "-isystem", str(include.get_child("cccl"))], cudart
 
-def _installed_cudart(toolkit):
+def _installed_cudart(repository_ctx, toolkit):
     """Returns the library that the kernels are linked with, of a toolkit's folder."""
     folders = ["lib64", "lib", "targets/x86_64-linux/lib", "lib/x86_64-linux-gnu"]
     for folder in folders:
-        cudart = toolkit.get_child(*folder.split("/")).get_child("libcudart.so")
+        cudart = repository_ctx.path("{}/{}/libcudart.so".format(toolkit, folder))
         if cudart.exists:
             return cudart
     fail("{} has nvcc, and no libcudart.so in {}: install CUDA's runtime library there".format(
@@ -62,7 +62,7 @@ def _cuda_compiler_impl(repository_ctx):
     if home and not installed.exists:
         fail("CUDA_HOME={} has no bin/nvcc: correct or unset it".format(home))
     if installed.exists:
-        found = [str(installed)], _installed_cudart(installed.dirname.dirname)
+        found = [str(installed)], _installed_cudart(repository_ctx, installed.dirname.dirname)
     else:
         found = _packaged_nvcc(repository_ctx)
     if found:

@@ -31,6 +31,7 @@ struct Problem {
   bool classes_given = false;  // or else each rank took their number from its own
   Interval mine;               // this rank's classes
   double spread = 0;           // a
+  bool by_kernels = false;     // of our own, on a GPU (logit_kernels.h)
 
   at::Tensor weight_here(const at::Tensor& like) const {
     return weight.defined() ? weight.slice(0, mine.begin, mine.end).to(sum_type(like.scalar_type())) : at::Tensor();
@@ -46,7 +47,7 @@ struct Rows {
   at::Tensor here;    // whether this rank has the class
 };
 
-// `target` has any sizes, and results have the dtype `type`.
+// Returns what belongs to a target of any sizes, its weight and `kept` in the dtype `type`.
 Rows rows_of(const at::Tensor& target, const Problem& p, at::ScalarType type);
 
 // Where each rank took the number of classes from its own: checks that all ranks together have that many, which is not

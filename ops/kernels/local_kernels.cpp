@@ -72,11 +72,9 @@ void embedding(const LocalCall& call, Stack& stack) {
 }
 
 // For embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq) this computes this
-// rank's part of the gradient, which may lack rows or columns.
+// rank's rows of the gradient.
 void embedding_dense_backward(const LocalCall& call, Stack& stack) {
   const Spec& weight = *call.outputs[0];
-  const bool whole_rows = weight.local_size(0) == weight.sizes[0];
-  if (whole_rows && weight.local_size(1) > 0) return call.op.callBoxed(stack);
   stack.assign({detail::masked_rows_gradient(stack[0].toTensor(), stack[1].toTensor(),
                                              {weight.tile[0], weight.sizes[0]}, stack[3].toInt(), stack[4].toBool())});
 }

@@ -9,10 +9,12 @@
 
 // Kernels of our own for the cross entropy of logits whose classes are cut over ranks. Two read a rank's logits once,
 // and need no buffer besides a few numbers per row; the others do in one launch what is done for each row. Without
-// them, on other devices and for other layouts, LibTorch's operators do the work (sharded_cross_entropy.cpp).
+// them, on other devices, for other layouts and with label smoothing, LibTorch's operators do the work
+// (cross_entropy_rows.h).
 namespace tessera::detail {
 
-// Says whether a GPU's kernels do the cross entropy of `logits` [n, k]. They check the classes too.
+// Says whether a GPU's kernels do the cross entropy of `logits` [*, k], after they are flattened to [n, k]. They check
+// the classes too.
 bool takes_logits(const at::Tensor& logits);
 
 // Holds the classes that rows are to have: each one from 0 to `classes` - 1, or `ignored`.

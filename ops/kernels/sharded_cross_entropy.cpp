@@ -15,6 +15,8 @@
 #include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/device_checks.h"
+#include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/core/wire.h"
 #include "tessera/mesh/mesh_checks.h"
 #include "tessera/ops/kernels/cross_entropy_rows.h"
 #include "tessera/ops/kernels/logit_kernels.h"
@@ -30,9 +32,6 @@ using torch::autograd::tensor_list;
 // [*, k] -> [n, k]
 at::Tensor by_rows(const at::Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2); }
 
-// Says whether kernels of our own do the work, on a GPU.
-bool by_kernels(const at::Tensor& logits, const Problem& p) { return p.spread == 0 && detail::takes_logits(logits); }
-
 detail::RowTargets row_targets(const at::Tensor& target, const Problem& p) {
   return {.of_row = target.reshape({-1}).contiguous(), .ignored = p.ignore_index, .classes = p.classes, .mine = p.mine};
 }
@@ -47,7 +46,7 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
                             const Problem& p) {
     detail::saved<Problem>(ctx, "problem") = p;
     const at::Tensor flat = by_rows(logits);
-    if (by_kernels(flat, p)) return forward_by_kernels(ctx, logits, target, p);
+    if (p.by_kernels) return forward_by_kernels(ctx, logits, flat, target, p);
     const Rows rows = rows_of(target, p, sum_type(logits.scalar_type()));
     const Sums sums = sums_of(flat, rows, p);
     // The classes' weights are saved too, so that autograd detects a later write.
@@ -68,7 +67,8 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
     p.weight = saved[4];
     const at::Tensor &logits = saved[0], &target = saved[1];
     const at::Tensor x = by_rows(logits);
-    if (!c10::GradMode::is_enabled() && by_kernels(x, p)) {
+    const bool by_kernels = p.by_kernels && detail::takes_logits(logits);  // they may have been saved in another layout
+    if (!c10::GradMode::is_enabled() && by_kernels) {
       return {backward_by_kernels(x, grads[0], saved, p).view(logits.sizes()), at::Tensor(), at::Tensor()};
     }
     const Rows rows = rows_of(target, p, sum_type(logits.scalar_type()));
@@ -79,9 +79,8 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
   }
 
  private:
-  static at::Tensor forward_by_kernels(AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& target,
-                                       const Problem& p) {
-    const at::Tensor x = by_rows(logits);
+  static at::Tensor forward_by_kernels(AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& x,
+                                       const at::Tensor& target, const Problem& p) {
     const detail::RowTargets targets = row_targets(target, p);
     const int64_t n = x.size(0);
     const detail::RowSums mine = detail::row_sums(x, targets);
@@ -106,7 +105,7 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
                                    {.of_all = saved[2],
                                     .exps = saved[3],
                                     .weight = row_weights(saved[1], p, type),
-                                    .gradient = grad.to(type).reshape({-1}),
+                                    .gradient = in_memory(grad.to(type)).reshape({-1}),
                                     .total = saved[5]},
                                    row_targets(saved[1], p));
   }
@@ -186,7 +185,8 @@ Problem checked(const at::Tensor& logits, const at::Tensor& target, const Device
   } else {
     p.spread = a;
   }
-  if (by_kernels(by_rows(logits), p)) return p;  // they check the target
+  p.by_kernels = p.spread == 0 && detail::takes_logits(logits);
+  if (p.by_kernels) return p;  // they check the target
   const at::Tensor outside =
       target.ne(options.ignore_index).logical_and_(target.lt(0).logical_or_(target.ge(p.classes)));
   if (is_queued(target)) {

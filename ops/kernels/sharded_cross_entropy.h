@@ -31,12 +31,13 @@ struct CrossEntropyOptions {
 // Computes the cross entropy of logits whose classes are cut over the ranks. `logits` is a plain tensor [*, this rank's
 // classes]. `target` is a plain tensor [*] of class numbers in [0, K), the same on every rank. Returns [*], or [] if
 // reduced, the same on every rank, in the logits' dtype (float32 for half and bfloat16). K counts all classes, also in
-// the smoothing.
+// the smoothing. (On GPUs results of ranks whose logits differ in their layout in memory may differ by rounding.)
 //
 // Sums and exponentials are computed in float32 (float64 for float64), some rows at a time. Only the logits are kept
 // for backward. The gradient, in the logits' dtype, is the one other buffer of their size, allocated in every backward.
-// With create_graph, backward uses a differentiable implementation instead. On a GPU without label smoothing, one
-// kernel of ours (gpu_kernels/) reads the logits once for all sums, and one writes the gradient.
+// Logits of more than two dimensions that do not flatten to a matrix are copied first, in both. With create_graph,
+// backward uses a differentiable implementation instead. On a GPU without label smoothing, one kernel of ours
+// (gpu_kernels/) reads the logits once for all sums, and one writes the gradient.
 //
 // Collectives over the one dimension of `mesh`, for n rows of logits: one all_reduce (max) of n numbers and one (sum)
 // of 2 n + 1, or 3 n + 1 with smoothing. Backward runs none. The host waits for no GPU: there the checks of the

@@ -62,17 +62,15 @@ OpRule embedding(const OpCall& call) {
 OpRule embedding_dense_backward(const OpCall& call) {
   const Labels indices = letters(call.inputs.at(1).sizes.size());
   const bool needs_all = call.arg("scale_grad_by_freq").toBool();
-  const bool on_gpu = call.device != c10::DeviceType::CPU;
   OpRule rule{.strategies =
                   shard_factors({indices + 'H', indices}, {"VH"}, ReduceOp::kSum, needs_all ? indices : Labels())};
   for (Strategy& strategy : rule.strategies) {
-    const bool may_lack_columns = strategy.outputs[0] == Shard(1) && on_gpu;
-    if (strategy.outputs[0] == Shard(0) || may_lack_columns) strategy.kernel = "embedding_dense_backward";
+    if (strategy.outputs[0] == Shard(0)) strategy.kernel = "embedding_dense_backward";
   }
   // The strategy that computes rows from replicated inputs comes last, after those with a pending gradient.
   add_linear(rule, 2, 1, {{0}});
   std::stable_partition(rule.strategies.begin(), rule.strategies.end(),
-                        [](const Strategy& s) { return s.outputs[0] != Shard(0); });
+                        [](const Strategy& s) { return s.kernel.empty(); });
   const TensorInfo& grad = call.inputs[0];
   rule.outputs = {info({call.arg("num_weights").toInt(), grad.sizes.back()}, grad.dtype)};
   return rule;

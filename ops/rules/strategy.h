@@ -21,7 +21,7 @@ namespace tessera::rules {
 //   contiguous_statistics     the operator, with what forward saved (mean, rstd, logsumexp) made contiguous
 //   attention_backward        likewise; zeros for a piece without elements
 //   embedding                 the lookup; rows that this rank does not hold give zeros
-//   embedding_dense_backward  the rows or columns of the whole gradient that this rank holds (rows: inputs whole)
+//   embedding_dense_backward  the rows of the whole gradient that this rank holds (an output Shard(0), inputs whole)
 //   convolution               the operator on fetched rows, with the piece's group count; zeros if it has no channels
 //   convolution_backward      likewise
 //   pooling                   the operator on fetched rows, with global counts and indices

@@ -3,6 +3,7 @@
 // dropout in blocks must give on both what it gives in one block on the CPU.
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -133,6 +134,62 @@ TESSERA_RANKS_TEST_CASE("the cross entropy of cut classes is that of one process
     }
     check_cross_entropy(130, dtype, true, mesh);
   }
+}
+
+// Compares the loss, and the gradient of what `make` makes of it, with those of one process.
+void check_losses(const at::Tensor& whole_logits, const at::Tensor& target, const CrossEntropyOptions& options,
+                  const DeviceMesh& mesh, const std::function<at::Tensor(const at::Tensor&)>& make) {
+  const at::Tensor whole = whole_logits.detach().requires_grad_();
+  const int64_t classes = whole.size(-1);
+  const at::Tensor flat =
+      at::cross_entropy_loss(whole.flatten(0, -2), target.flatten(), {}, options.reduction, options.ignore_index);
+  const at::Tensor want = options.reduction == at::Reduction::None ? flat.view(target.sizes()) : flat;
+  make(want).backward();
+  const Interval here = mine(classes, mesh);
+  const at::Tensor piece = on_device(whole.detach()).slice(-1, here.begin, here.end).requires_grad_();
+  CrossEntropyOptions of_piece = options;
+  of_piece.classes = classes;
+  const at::Tensor got = sharded_cross_entropy(piece, on_device(target), mesh, of_piece);
+  make(got).backward();
+  check_close(got, want, tolerance(at::kDouble));
+  check_close(piece.grad(), whole.grad().slice(-1, here.begin, here.end), tolerance(at::kDouble));
+}
+
+TESSERA_RANKS_TEST_CASE("losses of every reduction, whatever their gradient's memory, the rows and the classes are",
+                        {1, 2, 3}) {
+  if (lacks_kernels()) TESSERA_SKIP(kNoKernels);
+  const DeviceMesh mesh = tp_line();
+  const at::Tensor logits = values({9, 20}, at::kDouble);
+  const at::Tensor target = at::arange(9).mul(7).remainder(20);
+  const auto same = [](const at::Tensor& loss) { return loss; };
+  const auto summed = [](const at::Tensor& loss) { return loss.sum(); };  // an expanded gradient
+  const auto weighted = [](const at::Tensor& loss) { return (loss * at::arange(1, 10, loss.options())).sum(); };
+  const auto strided = [](const at::Tensor& loss) { return at::stack({loss, loss * 2}, -1).square().sum(); };
+  const auto negative = [](const at::Tensor& loss) {
+    return at::imag(at::complex(at::zeros_like(loss), loss).conj()).sum();
+  };
+  const auto zero = [](const at::Tensor& loss) { return at::sgn(loss).sum(); };
+  for (const int64_t ignored : {-100, 7}) {  // 7 is a class too
+    CAPTURE(ignored);
+    const auto check = [&](at::Reduction::Reduction reduction, const auto& make) {
+      check_losses(logits, target, {.ignore_index = ignored, .reduction = reduction}, mesh, make);
+    };
+    check(at::Reduction::Mean, same);
+    check(at::Reduction::Mean, negative);
+    check(at::Reduction::Mean, zero);
+    check(at::Reduction::Sum, same);
+    check(at::Reduction::None, summed);
+    check(at::Reduction::None, weighted);
+    check(at::Reduction::None, strided);
+    check(at::Reduction::None, negative);
+  }
+  check_losses(logits.slice(0, 0, 1), target.slice(0, 0, 1), {}, mesh, same);
+  check_losses(logits.slice(0, 0, 1), target.slice(0, 0, 1), {.reduction = at::Reduction::None}, mesh, summed);
+  check_losses(logits.t().contiguous().t(), target, {}, mesh, same);
+  // Rows that do not flatten.
+  check_losses(values({2, 5, 20}, at::kDouble).slice(1, 0, 4), at::arange(8).view({2, 4}), {}, mesh, same);
+  const at::Tensor none = at::full({9}, -100, at::kLong);
+  check_losses(logits, none, {.reduction = at::Reduction::Sum}, mesh, same);
 }
 
 TESSERA_RANKS_TEST_CASE("rows of infinities give what LibTorch gives", {1, 2}) {
