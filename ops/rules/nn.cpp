@@ -2,7 +2,7 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// This file has the rules of softmax, embeddings, losses and attention.
+// This file has the rules of softmax, embeddings, losses, attention and recurrent cells.
 namespace tessera::rules {
 namespace {
 
@@ -165,6 +165,48 @@ OpRule attention_backward(const OpCall& call) {
   return rule;
 }
 
+// ---- cells of recurrent layers, which a GPU computes by one kernel: b labels the batch. A state may not be cut, since
+// its gates lie side by side.
+
+TensorInfo wider(const TensorInfo& info, int64_t times) {
+  TensorInfo out = info;
+  out.sizes.at(1) *= times;
+  return out;
+}
+TensorInfo bias_of(const TensorInfo& gates, bool defined) {
+  return {.sizes = {gates.sizes.at(1)}, .dtype = gates.dtype, .defined = defined};
+}
+
+// (gates of the input, gates of the state, state, biases of both) -> (state, what backward needs)
+OpRule gru_cell(const OpCall& call) {
+  OpRule rule{.strategies = shard_factors({"b-", "b-", "b-", "-", "-"}, {"b-", "b-"})};
+  rule.outputs = {call.inputs.at(2), wider(call.inputs[2], 5)};
+  return rule;
+}
+
+// (grad, what forward left) -> the gradients of the five inputs
+OpRule gru_cell_backward(const OpCall& call) {
+  OpRule rule{.strategies = shard_factors({"b-", "b-"}, {"b-", "b-", "b-", "-", "-"})};
+  const TensorInfo gates = wider(call.inputs.at(0), 3), bias = bias_of(gates, call.arg("has_bias").toBool());
+  rule.outputs = {gates, gates, call.inputs[0], bias, bias};
+  return rule;
+}
+
+// (gates of the input, gates of the state, cell, biases of both) -> (state, cell, what backward needs)
+OpRule lstm_cell(const OpCall& call) {
+  OpRule rule{.strategies = shard_factors({"b-", "b-", "b-", "-", "-"}, {"b-", "b-", "b-"})};
+  rule.outputs = {call.inputs.at(2), call.inputs[2], call.inputs.at(0)};
+  return rule;
+}
+
+// (grads of state and cell, cell before and after, what forward left) -> the gradients of gates, cell and bias
+OpRule lstm_cell_backward(const OpCall& call) {
+  OpRule rule{.strategies = shard_factors({"b-", "b-", "b-", "b-", "b-"}, {"b-", "b-", "-"})};
+  const TensorInfo& gates = call.inputs.at(4);
+  rule.outputs = {gates, call.inputs[2], bias_of(gates, call.arg("has_bias").toBool())};
+  return rule;
+}
+
 constexpr RuleEntry kTable[] = {
     {"_softmax", along},
     {"_log_softmax", along},
@@ -179,6 +221,10 @@ constexpr RuleEntry kTable[] = {
     {"nll_loss2d_forward", nll_forward},
     {"nll_loss_backward", nll_backward},
     {"nll_loss2d_backward", nll_backward},
+    {"_thnn_fused_gru_cell", gru_cell},
+    {"_thnn_fused_gru_cell_backward", gru_cell_backward},
+    {"_thnn_fused_lstm_cell", lstm_cell},
+    {"_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward},
     {"_scaled_dot_product_flash_attention_for_cpu", attention},
     {"_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward},
 };
