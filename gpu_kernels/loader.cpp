@@ -29,11 +29,12 @@ std::optional<Kernels> load() {
   if (library == nullptr) {
     if (by_path) complain("", dlerror());
     if (chosen == nullptr) {
-      std::fputs(
-          "[tessera] libtessera_gpu.so was not found: random numbers are drawn on the host and copied, and LibTorch's "
-          "operators do the rest. Build //gpu_kernels:tessera_gpu with --config=cuda and set TESSERA_GPU_KERNELS to "
-          "its path; TESSERA_GPU_KERNELS= keeps this line away\n",
-          stderr);
+      std::fprintf(
+          stderr,
+          "[tessera] libtessera_gpu.so was not loaded (%s): random numbers are drawn on the host and copied, and "
+          "LibTorch's operators do the rest. Build //gpu_kernels:tessera_gpu with --config=cuda and set "
+          "TESSERA_GPU_KERNELS to its path; TESSERA_GPU_KERNELS= keeps this line away\n",
+          dlerror());
     }
     return std::nullopt;
   }

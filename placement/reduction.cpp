@@ -1,5 +1,6 @@
 #include "tessera/placement/reduction.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -40,7 +41,7 @@ double largest(at::ScalarType dtype) {
 c10::Scalar extreme(at::ScalarType dtype, bool highest) {
   if (c10::isFloatingType(dtype)) return highest ? largest(dtype) : -largest(dtype);
   if (dtype == at::kBool) return highest;
-  const int shift = 64 - static_cast<int>(c10::elementSize(dtype)) * 8;
+  const int shift = std::max(0, 64 - static_cast<int>(c10::elementSize(dtype)) * 8);
   if (c10::isSignedType(dtype)) {
     return (highest ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int64_t>::min()) >> shift;
   }
@@ -173,6 +174,7 @@ at::Tensor probe_of(at::ScalarType dtype) {
 
 bool give_back(const Reduction& reduction, const std::vector<at::Tensor>& pieces, const at::Tensor& value) {
   std::vector<at::Tensor> terms;
+  terms.reserve(pieces.size());
   for (const at::Tensor& piece : pieces) terms.push_back(reduction.to_term(piece));
   const ReduceOp op = reduction.op();
   const at::ScalarType dtype = terms[0].scalar_type();

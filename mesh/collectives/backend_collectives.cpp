@@ -85,10 +85,9 @@ bool over_nccl(const CollectiveCall& call) { return call.group()->getBackendName
 
 // Says whether the user makes the host wait for each collective over NCCL, by either of the names that LibTorch reads.
 bool host_waits_for_nccl() {
-  static const std::vector<std::string> kNames = {"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"};
-  const bool is_set =
-      std::ranges::any_of(kNames, [](const auto& name) { return std::getenv(name.c_str()) != nullptr; });
-  return is_set && c10d::getCvarBool(kNames, false);
+  static const std::vector<std::string> names = {"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"};
+  const bool is_set = std::ranges::any_of(names, [](const auto& name) { return std::getenv(name.c_str()) != nullptr; });
+  return is_set && c10d::getCvarBool(names, false);
 }
 
 // Only NCCL is told that the caller waits at once: other groups do the same in both cases. Where the host waits for
@@ -194,7 +193,7 @@ bool averages_itself(const CollectiveCall& call, const at::Tensor& terms) {
 
 void divide_mean(const CollectiveCall& call, BackendWork& sum, ReduceOp op) {
   if (op == ReduceOp::kAvg && !averages_itself(call, sum.output)) {
-    sum.then([n = call.n()](at::Tensor output) { return divide_by_count(std::move(output), n); });
+    sum.then([n = call.n()](const at::Tensor& output) { return divide_by_count(output, n); });
   }
 }
 

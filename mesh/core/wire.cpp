@@ -18,6 +18,8 @@
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/prod.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
 #include <fmt/format.h>
@@ -150,18 +152,28 @@ void sum_rows(const at::Tensor& rows, at::Tensor& out) {
 
 namespace {
 
-// Says whether LibTorch rounds twice where it divides `sum` by a number. 16-bit numbers are divided in float32 and
+// Says whether LibTorch rounds twice where it divides real numbers by one. 16-bit ones are divided in float32 and
 // rounded once in either way, and could not hold every count.
-bool is_rounded_twice(const at::Tensor& sum) { return !sum.is_cpu() && sum.element_size() >= 4; }
+bool is_rounded_twice(const at::Tensor& reals) { return !reals.is_cpu() && reals.element_size() >= 4; }
+
+at::Tensor divisor(const at::Tensor& reals, int64_t count) { return at::full({}, count, reals.options()); }
 
 }  // namespace
 
 at::Tensor divided_by_count(const at::Tensor& sum, int64_t count) {
-  return is_rounded_twice(sum) ? sum.div(at::full({}, count, sum.options())) : sum.div(count);
+  if (sum.is_cpu()) return sum.div(count);
+  if (sum.is_complex()) return at::view_as_complex(divided_by_count(at::view_as_real(in_memory(sum)), count));
+  return is_rounded_twice(sum) ? sum.div(divisor(sum, count)) : sum.div(count);
 }
 
-at::Tensor divide_by_count(at::Tensor sum, int64_t count) {
-  return is_rounded_twice(sum) ? sum.div_(at::full({}, count, sum.options())) : sum.div_(count);
+at::Tensor divide_by_count(const at::Tensor& sum, int64_t count) {
+  const at::Tensor reals = sum.is_complex() && !sum.is_cpu() ? at::view_as_real(sum) : sum;
+  if (is_rounded_twice(reals)) {
+    reals.div_(divisor(reals, count));
+  } else {
+    reals.div_(count);
+  }
+  return sum;
 }
 
 at::Tensor reduce_rows(const at::Tensor& rows, ReduceOp op) {

@@ -47,7 +47,7 @@ void sum_rows(const at::Tensor& rows, at::Tensor& out);
 // Divide `sum`, the second one in place, by the number of its terms, with one rounding. (On a GPU LibTorch multiplies
 // by 1 / count, which rounds twice: the mean of three equal terms could differ from them.)
 at::Tensor divided_by_count(const at::Tensor& sum, int64_t count);
-at::Tensor divide_by_count(at::Tensor sum, int64_t count);
+at::Tensor divide_by_count(const at::Tensor& sum, int64_t count);
 
 // Returns rows[0] op rows[1] op ... in the rows' dtype, which must be one that reduced_as() returns.
 at::Tensor reduce_rows(const at::Tensor& rows, ReduceOp op);

@@ -84,28 +84,28 @@ gpu::LogitGradient gradient_request(const at::Tensor& logits, const RowFactors& 
 RowSums row_sums(const at::Tensor& logits, const RowTargets& targets) {
   const auto dtype = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor all = at::empty({3, logits.size(0)}, logits.options().dtype(dtype));
-  const RowSums out{.greatest = all[0], .exps = all[1], .picked = all[2]};
+  RowSums out{.greatest = all[0], .exps = all[1], .picked = all[2]};
   const gpu::LogitSums request = sums_request(logits, targets, out);
   start_kernel("logit_sums", logits, [&](void* stream) { return kernels_for(logits)->logit_sums(&request, stream); });
   return out;
 }
 
 at::Tensor row_terms(const RowSums& sums, const at::Tensor& of_all, const RowTargets& targets) {
-  const at::Tensor out = at::empty({2 * of_all.size(0) + 1}, of_all.options());
+  at::Tensor out = at::empty({2 * of_all.size(0) + 1}, of_all.options());
   const gpu::LogitTerms request = terms_request(sums, of_all, targets, out);
   start_kernel("logit_terms", out, [&](void* stream) { return kernels_for(out)->logit_terms(&request, stream); });
   return out;
 }
 
 at::Tensor row_losses(const at::Tensor& sums, const at::Tensor& weight, const RowTargets& targets) {
-  const at::Tensor out = at::empty({2, targets.of_row.size(0)}, sums.options());
+  at::Tensor out = at::empty({2, targets.of_row.size(0)}, sums.options());
   const gpu::LogitLosses request = losses_request(sums, weight, targets, out);
   start_kernel("logit_losses", out, [&](void* stream) { return kernels_for(out)->logit_losses(&request, stream); });
   return out;
 }
 
 at::Tensor logits_gradient(const at::Tensor& logits, const RowFactors& factors, const RowTargets& targets) {
-  const at::Tensor out = at::empty_like(logits, at::MemoryFormat::Contiguous);
+  at::Tensor out = at::empty_like(logits, at::MemoryFormat::Contiguous);
   if (out.numel() == 0) return out;
   const gpu::LogitGradient request = gradient_request(logits, factors, targets, out);
   start_kernel("logit_gradient", out, [&](void* stream) { return kernels_for(out)->logit_gradient(&request, stream); });

@@ -25,7 +25,16 @@
 namespace tessera {
 namespace {
 
-using namespace cross_entropy;
+using cross_entropy::check_count;
+using cross_entropy::differentiable_gradient;
+using cross_entropy::gradient_in_parts;
+using cross_entropy::kName;
+using cross_entropy::Problem;
+using cross_entropy::Rows;
+using cross_entropy::rows_of;
+using cross_entropy::sum_type;
+using cross_entropy::Sums;
+using cross_entropy::sums_of;
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <initializer_list>
+#include <optional>
 
 #include "tessera/ops/rules/labels.h"
 
@@ -177,8 +179,21 @@ TensorInfo bias_of(const TensorInfo& gates, bool defined) {
   return {.sizes = {gates.sizes.at(1)}, .dtype = gates.dtype, .defined = defined};
 }
 
+// Says whether inputs that are there are matrices of as many rows; others are left to LibTorch's errors.
+bool are_batches(const OpCall& call, std::initializer_list<std::size_t> inputs) {
+  std::optional<int64_t> rows;
+  for (const std::size_t i : inputs) {
+    const TensorInfo& input = call.inputs.at(i);
+    if (!input.defined) continue;
+    if (input.sizes.size() != 2 || input.sizes[0] != rows.value_or(input.sizes[0])) return false;
+    rows = input.sizes[0];
+  }
+  return true;
+}
+
 // (gates of the input, gates of the state, state, biases of both) -> (state, what backward needs)
 OpRule gru_cell(const OpCall& call) {
+  if (!are_batches(call, {0, 1, 2})) return no_rule();
   OpRule rule{.strategies = shard_factors({"b-", "b-", "b-", "-", "-"}, {"b-", "b-"})};
   rule.outputs = {call.inputs.at(2), wider(call.inputs[2], 5)};
   return rule;
@@ -186,6 +201,7 @@ OpRule gru_cell(const OpCall& call) {
 
 // (grad, what forward left) -> the gradients of the five inputs
 OpRule gru_cell_backward(const OpCall& call) {
+  if (!are_batches(call, {0, 1})) return no_rule();
   OpRule rule{.strategies = shard_factors({"b-", "b-"}, {"b-", "b-", "b-", "-", "-"})};
   const TensorInfo gates = wider(call.inputs.at(0), 3), bias = bias_of(gates, call.arg("has_bias").toBool());
   rule.outputs = {gates, gates, call.inputs[0], bias, bias};
@@ -194,6 +210,7 @@ OpRule gru_cell_backward(const OpCall& call) {
 
 // (gates of the input, gates of the state, cell, biases of both) -> (state, cell, what backward needs)
 OpRule lstm_cell(const OpCall& call) {
+  if (!are_batches(call, {0, 1, 2})) return no_rule();
   OpRule rule{.strategies = shard_factors({"b-", "b-", "b-", "-", "-"}, {"b-", "b-", "b-"})};
   rule.outputs = {call.inputs.at(2), call.inputs[2], call.inputs.at(0)};
   return rule;
@@ -201,6 +218,7 @@ OpRule lstm_cell(const OpCall& call) {
 
 // (grads of state and cell, cell before and after, what forward left) -> the gradients of gates, cell and bias
 OpRule lstm_cell_backward(const OpCall& call) {
+  if (!are_batches(call, {0, 1, 2, 3, 4})) return no_rule();
   OpRule rule{.strategies = shard_factors({"b-", "b-", "b-", "b-", "b-"}, {"b-", "b-", "-"})};
   const TensorInfo& gates = call.inputs.at(4);
   rule.outputs = {gates, call.inputs[2], bias_of(gates, call.arg("has_bias").toBool())};

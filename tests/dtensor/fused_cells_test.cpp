@@ -124,4 +124,18 @@ TESSERA_RANKS_TEST_CASE("fused cells communicate nothing where the batch is cut"
   CHECK(placements_of(state) == Placements{Shard(0)});
   CHECK(placements_of(states[1]) == Placements{Shard(0)});
   CHECK(counter.total() == 0);
+  state.backward(spread(sample({5, 3}), mesh, {Shard(0)}));
+  CHECK(counter.total() == 2);  // the gradients of two biases are added up where they arrive
+  states[1].backward(spread(sample({5, 3}), mesh, {Shard(0)}));
+  CHECK(counter.total() == 4);
+  CHECK(placements_of(of_gru[0].grad()) == Placements{Shard(0)});
+  CHECK(placements_of(of_lstm[2].grad()) == Placements{Shard(0)});
+}
+
+TESSERA_RANKS_TEST_CASE("fused cells refuse batches that do not fit, on every rank alike", {2}) {
+  const DeviceMesh mesh = line();
+  const auto cut = [&](at::IntArrayRef sizes) { return spread(sample(sizes), mesh, {Shard(0)}); };
+  CHECK_THROWS(gru({cut({5, 9}), cut({4, 9}), cut({5, 3})}, {}, {}));
+  CHECK_THROWS(gru({cut({9}), cut({9}), cut({3})}, {}, {}));
+  CHECK_THROWS(lstm({cut({5, 12}), cut({5, 12}), cut({4, 3})}, {}, {}));
 }

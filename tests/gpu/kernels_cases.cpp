@@ -136,17 +136,19 @@ TESSERA_RANKS_TEST_CASE("the cross entropy of cut classes is that of one process
   }
 }
 
-// Compares the loss, and the gradient of what `make` makes of it, with those of one process.
-void check_losses(const at::Tensor& whole_logits, const at::Tensor& target, const CrossEntropyOptions& options,
-                  const DeviceMesh& mesh, const std::function<at::Tensor(const at::Tensor&)>& make) {
-  const at::Tensor whole = whole_logits.detach().requires_grad_();
+using OfTensor = std::function<at::Tensor(const at::Tensor&)>;
+
+// Compares the loss of view(logits), and the gradient of what `make` makes of it, with those of one process.
+void check_losses(const at::Tensor& logits, const at::Tensor& target, const CrossEntropyOptions& options,
+                  const DeviceMesh& mesh, const OfTensor& make, const OfTensor& view = at::alias) {
+  const at::Tensor whole = view(logits).detach().requires_grad_();
   const int64_t classes = whole.size(-1);
   const at::Tensor flat =
       at::cross_entropy_loss(whole.flatten(0, -2), target.flatten(), {}, options.reduction, options.ignore_index);
   const at::Tensor want = options.reduction == at::Reduction::None ? flat.view(target.sizes()) : flat;
   make(want).backward();
   const Interval here = mine(classes, mesh);
-  const at::Tensor piece = on_device(whole.detach()).slice(-1, here.begin, here.end).requires_grad_();
+  const at::Tensor piece = view(on_device(logits)).slice(-1, here.begin, here.end).detach().requires_grad_();
   CrossEntropyOptions of_piece = options;
   of_piece.classes = classes;
   const at::Tensor got = sharded_cross_entropy(piece, on_device(target), mesh, of_piece);
@@ -185,9 +187,10 @@ TESSERA_RANKS_TEST_CASE("losses of every reduction, whatever their gradient's me
   }
   check_losses(logits.slice(0, 0, 1), target.slice(0, 0, 1), {}, mesh, same);
   check_losses(logits.slice(0, 0, 1), target.slice(0, 0, 1), {.reduction = at::Reduction::None}, mesh, summed);
-  check_losses(logits.t().contiguous().t(), target, {}, mesh, same);
+  check_losses(logits.t().contiguous(), target, {}, mesh, same, [](const at::Tensor& t) { return t.t(); });
   // Rows that do not flatten.
-  check_losses(values({2, 5, 20}, at::kDouble).slice(1, 0, 4), at::arange(8).view({2, 4}), {}, mesh, same);
+  check_losses(values({2, 5, 20}, at::kDouble), at::arange(8).view({2, 4}), {}, mesh, same,
+               [](const at::Tensor& t) { return t.slice(1, 0, 4); });
   const at::Tensor none = at::full({9}, -100, at::kLong);
   check_losses(logits, none, {.reduction = at::Reduction::Sum}, mesh, same);
 }

@@ -60,23 +60,29 @@ std::string compare_rest(const WholeCall& call, const torch::jit::Stack& mine) {
   return {};
 }
 
-// Returns `t` as the dtype of the call's least exact floating input where that is float32: counts of steps of fused
-// optimizers are, and terms of such an input add up to it but for rounding.
-at::Tensor as_exact_as_inputs(const WholeCall& call, const at::Tensor& t) {
-  const Tensors& inputs = call.tensors();
-  const bool single = std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& input) {
-    return input.defined() && input.scalar_type() == at::kFloat;
-  });
+bool is_pending(const Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+}
+
+// Returns `t` in float32 where an input of float32 is pending, as counts of steps of fused optimizers may be: its terms
+// add up to it but for rounding.
+at::Tensor as_exact_as_inputs(const WholeCall& call, const Trial& trial, const at::Tensor& t) {
+  bool single = false;
+  for (std::size_t j = 0; j < call.tensors().size(); ++j) {
+    const at::Tensor& input = call.tensors()[j];
+    single |= input.defined() && input.scalar_type() == at::kFloat && is_pending(trial.layouts[j]);
+  }
   return single && t.defined() && t.scalar_type() == at::kDouble ? t.to(at::kFloat) : t;
 }
 
-std::string compare_result(const WholeCall& call, const at::Tensor& mine, const at::Tensor& whole, bool values) {
+std::string compare_result(const WholeCall& call, const Trial& trial, const at::Tensor& mine, const at::Tensor& whole,
+                           bool values) {
   const bool phase =
       mine.defined() && whole.defined() && mine.sizes() == whole.sizes() && are_eigenvectors(call, whole);
   const at::Tensor compared = phase ? in_phase(full_tensor(mine), whole) : mine;
   const std::string wrong = compare_tensor(compared, whole, /*values=*/false);
   if (!wrong.empty() || !values) return wrong;
-  return compare_tensor(as_exact_as_inputs(call, compared), as_exact_as_inputs(call, whole));
+  return compare_tensor(as_exact_as_inputs(call, trial, compared), as_exact_as_inputs(call, trial, whole));
 }
 
 // Runs the call on one rank and returns what is wrong.
@@ -89,7 +95,8 @@ std::string run_rank(const WholeCall& call, const Expected& expected, const Tens
     return fmt::format("{} tensors, not {}", results.size(), expected.results.size());
   for (std::size_t k = 0; k < results.size(); ++k) {
     if (is_kernels_own(call, k)) continue;
-    const std::string wrong = compare_result(call, results[k], expected.results[k], values && !is_unwritten(call, k));
+    const std::string wrong =
+        compare_result(call, trial, results[k], expected.results[k], values && !is_unwritten(call, k));
     if (!wrong.empty()) return fmt::format("result {} {}", k, wrong);
   }
   for (std::size_t j = 0; j < inputs.size(); ++j) {
@@ -97,7 +104,7 @@ std::string run_rank(const WholeCall& call, const Expected& expected, const Tens
     const bool same_sizes = inputs[j].sizes() == call.tensors()[j].sizes();  // not after squeeze_
     if (same_sizes && placements_of(inputs[j]) != trial.layouts[j])
       return fmt::format("written tensor {} has other placements", j);
-    const std::string wrong = compare_result(call, inputs[j], expected.written[j], values);
+    const std::string wrong = compare_result(call, trial, inputs[j], expected.written[j], values);
     if (!wrong.empty()) return fmt::format("written tensor {} {}", j, wrong);
   }
   return {};
@@ -133,11 +140,7 @@ Finding draw_on_one_rank(const WholeCall& call, Expected& out) {
   });
 }
 
-bool has_terms(const Trial& trial) {
-  return std::any_of(trial.layouts.begin(), trial.layouts.end(), [](const Placements& placements) {
-    return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
-  });
-}
+bool has_terms(const Trial& trial) { return std::any_of(trial.layouts.begin(), trial.layouts.end(), is_pending); }
 
 }  // namespace
 
