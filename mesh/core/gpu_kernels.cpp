@@ -13,8 +13,8 @@ namespace tessera {
 
 const gpu::Kernels* kernels_for(const at::Tensor& t) { return t.is_cuda() ? gpu::kernels() : nullptr; }
 
-bool has_adjacent_columns(const at::Tensor& matrix) {
-  return is_in_memory(matrix) && (matrix.stride(1) == 1 || matrix.size(1) == 1);
+bool has_adjacent_columns(const at::Tensor& rows) {
+  return is_in_memory(rows) && (rows.stride(-1) == 1 || rows.size(-1) == 1);
 }
 
 std::optional<gpu::Number> number_of(at::ScalarType dtype) {

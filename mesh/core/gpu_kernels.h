@@ -17,8 +17,8 @@ const gpu::Kernels* kernels_for(const at::Tensor& t);
 std::optional<gpu::Number> number_of(at::ScalarType dtype);
 std::optional<gpu::Number> floating_number_of(at::ScalarType dtype);
 
-// Says whether the memory of a matrix has rows whose numbers are adjacent, as the kernels read them.
-bool has_adjacent_columns(const at::Tensor& matrix);
+// Says whether the memory of rows, [*, columns], has the numbers of each one adjacent, as the kernels read them.
+bool has_adjacent_columns(const at::Tensor& rows);
 
 // Calls start(stream) with the current stream of the device of `t`, which is the current device meanwhile; `start`
 // returns an error of CUDA, or 0. Throws std::runtime_error, which names the kernel, where it is not 0. Does not wait.

@@ -5,7 +5,6 @@
 #include <c10/util/accumulate.h>
 
 #include "tessera/mesh/core/gpu_kernels.h"
-#include "tessera/mesh/core/in_memory.h"
 
 namespace tessera::detail {
 namespace {
@@ -24,8 +23,7 @@ gpu::LogitTargets targets_request(const RowTargets& targets) {
 bool takes_logits(const at::Tensor& logits) {
   const at::IntArrayRef rows = logits.sizes().slice(0, static_cast<std::size_t>(logits.dim() - 1));
   return kernels_for(logits) != nullptr && c10::multiply_integers(rows) > 0 &&
-         floating_number_of(logits.scalar_type()) && is_in_memory(logits) &&
-         (logits.stride(-1) == 1 || logits.size(-1) == 1);
+         floating_number_of(logits.scalar_type()) && has_adjacent_columns(logits);
 }
 
 gpu::LogitSums sums_request(const at::Tensor& logits, const RowTargets& targets, const RowSums& to) {

@@ -42,7 +42,7 @@ using torch::autograd::tensor_list;
 at::Tensor by_rows(const at::Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2); }
 
 detail::RowTargets row_targets(const at::Tensor& target, const Problem& p) {
-  return {.of_row = target.reshape({-1}).contiguous(), .ignored = p.ignore_index, .classes = p.classes, .mine = p.mine};
+  return {.of_row = row_major(target.reshape({-1})), .ignored = p.ignore_index, .classes = p.classes, .mine = p.mine};
 }
 
 // Returns the weights of the rows, undefined where they are all alike.

@@ -250,7 +250,7 @@ TEST_CASE("the threads of a row write its gradient bit by bit as a loop does") {
     each_layout(dtype, [&](const at::Tensor& logits) {
       const int64_t n = logits.size(0), k = logits.size(1);
       const auto options = at::TensorOptions(computed(dtype));
-      // Of one column, rows have classes of other ranks.
+      // Where this rank has one column, most rows have a class of another rank.
       const RowTargets targets = targets_of(at::tensor({4, -1, 6, 4, 3}, at::kLong), 3 + k, {3, 3 + k}, -1);
       RowFactors factors{.of_all = logits.to(computed(dtype)).amax(1),
                          .exps = at::arange(n, options).add(1).mul(1.7),

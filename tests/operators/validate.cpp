@@ -79,7 +79,8 @@ std::string compare_result(const WholeCall& call, const Trial& trial, const at::
                            bool values) {
   const bool phase =
       mine.defined() && whole.defined() && mine.sizes() == whole.sizes() && are_eigenvectors(call, whole);
-  const at::Tensor compared = phase ? in_phase(full_tensor(mine), whole) : mine;
+  const at::Tensor full = mine.defined() && is_dtensor(mine) ? full_tensor(mine) : mine;
+  const at::Tensor compared = phase ? in_phase(full, whole) : full;
   const std::string wrong = compare_tensor(compared, whole, /*values=*/false);
   if (!wrong.empty() || !values) return wrong;
   return compare_tensor(as_exact_as_inputs(call, trial, compared), as_exact_as_inputs(call, trial, whole));
