@@ -1,7 +1,7 @@
 // Measures on one GPU, all or one of four parts:
-//   block    a transformer block's step (forward, backward, AdamW), its module under a tensor-parallel plan on a mesh
-//            of one rank beside the same module as it is: where nothing is communicated, a plan costs the CPU's time
-//            to queue the work, and whatever waits for the GPU
+//   block    a transformer block's step, and its parts, the module under a tensor-parallel plan on a mesh of one rank
+//            beside the same module as it is: where nothing is communicated, a plan costs the CPU's time to queue the
+//            work, and whatever waits for the GPU. With --device cpu the block is so small that there is little else
 //   draws    filling large tensors with random numbers, DTensors beside plain tensors
 //   kernels  the other kernels of our own beside LibTorch's operators
 //   files    reading and writing files, beside copies of pinned memory
@@ -26,6 +26,7 @@
 #include "tessera/bench/gpu_kernels.h"
 #include "tessera/bench/measure.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/fused_adamw.h"
 #include "tessera/styles/parallelize.h"
 
 namespace {
@@ -35,17 +36,17 @@ using tessera::bench::compare;
 using tessera::bench::Compared;
 using Block = tessera::bench::BlockOf<torch::nn::Linear, torch::nn::Linear>;
 
-// One side: a block, its optimizer and its input.
+// One side: a block, its input, and two optimizers of its parameters.
 struct Side {
   std::shared_ptr<Block> block;
   std::function<at::Tensor(const at::Tensor&)> forward;
-  std::unique_ptr<torch::optim::AdamW> optimizer;
+  std::unique_ptr<torch::optim::AdamW> adamw;
+  std::unique_ptr<tessera::FusedAdamW> fused;
   at::Tensor x;
 
-  void step() const {
-    optimizer->zero_grad();
+  void forward_and_backward() const {
+    block->zero_grad();
     forward(x).square().mean().backward();
-    optimizer->step();
   }
 };
 
@@ -58,7 +59,7 @@ std::shared_ptr<Block> make_block(const BlockSize& size, const at::TensorOptions
 }
 
 Side make_side(const BlockSize& size, const at::TensorOptions& options, const tessera::DeviceMesh* mesh) {
-  Side side{.block = make_block(size, options), .forward = {}, .optimizer = nullptr, .x = {}};
+  Side side{.block = make_block(size, options), .forward = {}, .adamw = nullptr, .fused = nullptr, .x = {}};
   if (mesh == nullptr) {
     side.forward = [block = side.block](const at::Tensor& x) { return block->forward(x); };
   } else {
@@ -69,7 +70,8 @@ Side make_side(const BlockSize& size, const at::TensorOptions& options, const te
                                                  {"down", tessera::RowwiseParallel()}});
     side.forward = [parallel](const at::Tensor& x) mutable { return parallel(x); };
   }
-  side.optimizer = std::make_unique<torch::optim::AdamW>(side.block->parameters());
+  side.adamw = std::make_unique<torch::optim::AdamW>(side.block->parameters());
+  side.fused = std::make_unique<tessera::FusedAdamW>(side.block->parameters());
   side.x = tessera::bench::numbers({size.sequence, size.batch, size.hidden}, 1, 1).to(options);
   return side;
 }
@@ -78,21 +80,35 @@ void measure_block_of(const BlockSize& size, const std::string& device, at::Scal
   const tessera::DeviceMesh mesh = tessera::init_device_mesh(device, {1}, {"tp"}, tessera::World::create({}));
   const at::TensorOptions options = at::TensorOptions(dtype).device(mesh.device());
   const Side ours = make_side(size, options, &mesh), plain = make_side(size, options, nullptr);
-  const Compared found = compare(
-      mesh.device(), rounds, steps, [&] { ours.step(); }, [&] { plain.step(); });
-  fmt::print("{:<10}{:>8}{:>10}{:>8}{:>12.1f}{:>12.1f}{:>9.3f}  {:.3f}-{:.3f}\n", c10::toString(dtype), size.hidden,
-             size.sequence, size.batch, found.ours.median, found.plain.median, found.ratio.median, found.ratio.low,
-             found.ratio.high);
-  std::cout.flush();
+  const auto row = [&](const char* name, const std::function<void(const Side&)>& part) {
+    const Compared found = compare(
+        mesh.device(), rounds, steps, [&] { part(ours); }, [&] { part(plain); });
+    fmt::print("{:<10}{:>8}{:>10}{:>8}  {:<24}{:>12.1f}{:>12.1f}{:>9.3f}  {:.3f}-{:.3f}\n", c10::toString(dtype),
+               size.hidden, size.sequence, size.batch, name, found.ours.median, found.plain.median, found.ratio.median,
+               found.ratio.low, found.ratio.high);
+    std::cout.flush();
+  };
+  row("a step with AdamW", [](const Side& side) {
+    side.forward_and_backward();
+    side.adamw->step();
+  });
+  row("a step with FusedAdamW", [](const Side& side) {
+    side.forward_and_backward();
+    side.fused->step();
+  });
+  row("forward and backward", [](const Side& side) { side.forward_and_backward(); });
+  row("AdamW", [](const Side& side) { side.adamw->step(); });
+  row("FusedAdamW", [](const Side& side) { side.fused->step(); });
 }
 
 void measure_block(const std::string& device, int rounds, int steps) {
-  fmt::print("{:<10}{:>8}{:>10}{:>8}{:>12}{:>12}{:>9}  {}\n", "dtype", "hidden", "sequence", "batch", "ours, us",
-             "plain, us", "ratio", "quartiles");
-  for (const BlockSize& size : {BlockSize{.hidden = 256, .sequence = 128, .batch = 1, .heads = 4},
-                                BlockSize{.hidden = 1024, .sequence = 512, .batch = 4, .heads = 16},
-                                BlockSize{.hidden = 4096, .sequence = 1024, .batch = 4, .heads = 32}}) {
-    if (device == "cpu" && size.hidden > 256) continue;
+  fmt::print("{:<10}{:>8}{:>10}{:>8}  {:<24}{:>12}{:>12}{:>9}  {}\n", "dtype", "hidden", "sequence", "batch", "",
+             "ours, us", "plain, us", "ratio", "quartiles");
+  const std::vector<BlockSize> small = {{.hidden = 16, .sequence = 4, .batch = 1, .heads = 2}};
+  const std::vector<BlockSize> large = {{.hidden = 256, .sequence = 128, .batch = 1, .heads = 4},
+                                        {.hidden = 1024, .sequence = 512, .batch = 4, .heads = 16},
+                                        {.hidden = 4096, .sequence = 1024, .batch = 4, .heads = 32}};
+  for (const BlockSize& size : device == "cpu" ? small : large) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) measure_block_of(size, device, dtype, rounds, steps);
   }
 }

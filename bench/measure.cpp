@@ -45,6 +45,18 @@ double time_calls(const std::function<void()>& body, int calls) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / calls;
 }
 
+double time_cold_calls(const std::function<void()>& body, int calls) {
+  static std::vector<char> memory(std::size_t{4} << 20);
+  constexpr std::size_t kLine = 64;
+  double sum = 0;
+  for (int i = 0; i < calls; ++i) {
+    for (std::size_t at = 0; at < memory.size(); at += kLine) ++memory[at];
+    asm volatile(".rept 65536\n nop\n .endr" ::: "memory");
+    sum += time_calls(body, 1);
+  }
+  return sum / calls;
+}
+
 Peer::Peer(const std::vector<std::string>& command) {
   int down[2];
   int up[2];
@@ -89,11 +101,11 @@ double Peer::ask(const std::string& name, int calls) {
 }
 
 std::vector<Row> measure(const std::vector<Subject>& subjects, Peer& peer, int rounds, int calls,
-                         const std::function<void()>& settle) {
+                         const std::function<void()>& settle, TimeCalls& time) {
   const auto timed = [&](const std::function<void()>& body, int count) {
-    const double time = time_calls(body, count);
+    const double took = time(body, count);
     settle();
-    return time;
+    return took;
   };
   std::vector<Row> rows;
   for (const Subject& subject : subjects) {

@@ -18,6 +18,10 @@ Figure figure_of(std::vector<double> samples);
 
 // Returns the microseconds of one call of `body`, averaged over `calls`.
 double time_calls(const std::function<void()>& body, int calls);
+// Does the same where the caches of the processor's core are cold: before each call, outside of its time, this writes
+// to 4 MiB of memory and runs through 64 KiB of instructions.
+double time_cold_calls(const std::function<void()>& body, int calls);
+using TimeCalls = double(const std::function<void()>& body, int calls);
 
 // Starts a program that measures the peer. It reads lines "NAME CALLS" and answers each with one number: the
 // microseconds per call of NAME, averaged over CALLS. It runs until the Peer is destroyed, so that its measurements can
@@ -55,10 +59,11 @@ struct Row {
 
 // Measures each subject in `rounds` rounds. Each round measures ours, plain, the peer's, and the peer's plain in turn,
 // so that drift of the machine affects all equally. The peer answers to NAME and to "plain_" + NAME.
-// `settle` is called after each measurement, outside of its time: on a GPU it waits for what has been queued.
+// `settle` is called after each measurement, outside of its time: on a GPU it waits for what has been queued. `time`
+// measures calls of this program.
 std::vector<Row> measure(
     const std::vector<Subject>& subjects, Peer& peer, int rounds, int calls,
-    const std::function<void()>& settle = [] {});
+    const std::function<void()>& settle = [] {}, TimeCalls& time = time_calls);
 
 // Describes a goal, and says whether it is met.
 struct Goal {

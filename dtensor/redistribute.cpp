@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "tessera/dtensor/backward_node.h"
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/core/wrapper.h"
 #include "tessera/dtensor/dtensor.h"
@@ -23,7 +24,6 @@
 namespace tessera {
 namespace {
 
-using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
 // Describes one tensor's redistribution: from which layout to which.
@@ -152,17 +152,13 @@ std::vector<at::Tensor> redistribute_each(const std::vector<at::Tensor>& dtensor
                                           const std::vector<Placements>& placements, const RedistributeOptions& options,
                                           Memory memory);
 
-struct Redistribute : torch::autograd::Function<Redistribute> {
-  static tensor_list forward(AutogradContext* ctx, at::TensorList dtensors, const RedistributeCall& call) {
-    if (std::ranges::any_of(dtensors, [](const at::Tensor& t) { return t.requires_grad(); })) {
-      detail::saved<RedistributeCall>(ctx, "call") = call;
-      ctx->set_materialize_grads(false);  // no zeros for a result that took no part in the loss
-    }
-    return run_all(dtensors, call);
-  }
+// Redistributes the gradients of a redistribution's results back.
+struct RedistributeFormula {
+  static constexpr const char* kName = "tessera::redistribute";
+  RedistributeCall call;
 
-  static tensor_list backward(AutogradContext* ctx, tensor_list& grads) {
-    const auto& call = detail::saved<RedistributeCall>(ctx, "call");
+  tensor_list operator()(const torch::autograd::Node& /*node*/, const tensor_list& /*saved*/,
+                         tensor_list& grads) const {
     tensor_list moving;
     std::vector<Placements> wanted;
     std::vector<std::size_t> places;
@@ -175,7 +171,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
       wanted.push_back(
           call.redistributions[i].gradient.value_or(default_gradient(input, placements_of(moving.back()))));
     }
-    tensor_list out(grads.size() + 1);
+    tensor_list out(grads.size());
     if (moving.empty()) return out;
     check_many(moving, wanted);
     // Often nobody but this call holds a gradient that autograd passes on.
@@ -192,7 +188,9 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
 
 // Skips autograd when it has nothing to record, since it costs as much as the rest.
 tensor_list move_values(at::TensorList dtensors, const RedistributeCall& call) {
-  if (is_recorded(dtensors)) return Redistribute::apply(dtensors, call);
+  if (is_recorded(dtensors)) {
+    return detail::record(dtensors, {}, RedistributeFormula{call}, [&] { return run_all(dtensors, call); });
+  }
   const c10::AutoGradMode no_gradient(false);
   return run_all(dtensors, call);
 }

@@ -137,13 +137,13 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
   name = schema.name();
   rule_name = rules::rule_key(name);
   num_args = schema.arguments().size();
-  const bool by_value = contains(kByValue, rule_name) || name.rfind("aten::", 0) != 0;
+  uses_numbers = contains(kByValue, rule_name) || name.rfind("aten::", 0) != 0;
   for (std::size_t i = 0; i < num_args; ++i) {
     const c10::Argument& a = schema.arguments()[i];
     const auto type = a.type()->kind() == c10::TypeKind::OptionalType
                           ? a.type()->expectRef<c10::OptionalType>().getElementType()->kind()
                           : a.type()->kind();
-    number_arg.push_back(type == c10::TypeKind::NumberType && !by_value);
+    number_arg.push_back(type == c10::TypeKind::NumberType && !uses_numbers);
     if (type == c10::TypeKind::GeneratorType) generator_arg = static_cast<int>(i);
     if (a.name() == "dropout_p") dropout_arg = static_cast<int>(i);
     if (a.alias_info() == nullptr) continue;

@@ -35,6 +35,7 @@ struct OpTraits {
   int generator_arg = -1;
   int dropout_arg = -1;          // the argument dropout_p: if it is 0, nothing is drawn
   bool random = false;           // draws random numbers
+  bool uses_numbers = false;     // the rule may use the values of Scalars, and not their types alone
   bool scales = false;           // multiplies or divides its tensors by numbers
   bool keeps_contract = false;   // returns the same logical tensor or a part of it, which gets its contract
   bool view = false;             // the result aliases an input

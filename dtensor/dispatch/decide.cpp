@@ -296,6 +296,7 @@ class Decider {
       decision_.kernel = entry.kernel;
       decision_.communicates |= entry.traits.communicates;
       decision_.make_dense |= entry.traits.rearranges;
+      kernel_is_operator_ = entry.traits.makes_contiguous;
     }
     localize(rule);
     if (rule.halos) plan_halos(*rule.halos);
@@ -407,7 +408,7 @@ class Decider {
     }
     decision_.nothing_here = empty && !call_.traits.view;
     decision_.operator_alone = first_spec_.mesh.is_member() && !decision_.nothing_here && !decision_.write_back &&
-                               decision_.moves.empty() && decision_.halos == nullptr && decision_.kernel == nullptr &&
+                               decision_.moves.empty() && decision_.halos == nullptr && kernel_is_operator_ &&
                                !decision_.outputs_from_local && call_.traits.out_args.empty() && !draws() &&
                                !call_.traits.is_view_as_real &&
                                !(call_.traits.view && decision_.make_dense);  // made dense, it might be a copy
@@ -418,6 +419,7 @@ class Decider {
   const std::vector<int64_t>& mesh_shape_;
   std::vector<rules::Considered>* const considered_;
   Decision decision_;
+  bool kernel_is_operator_ = true;                       // on contiguous pieces; see Decision::operator_alone
   bool counts_as_ruled_ = true;                          // the rule fits these arguments, or nothing is redistributed
   std::optional<std::vector<MetaResult>> meta_results_;  // the results on the meta device; see run_on_meta
   std::vector<std::size_t> rule_inputs_;                 // for each input of the rule, its index in call_.tensors

@@ -43,13 +43,15 @@ struct Decision {
   bool make_dense = false;             // results are made dense, in their specs' memory order
   std::vector<LocalArg> local_args;    // arguments that the local call gets instead
   LocalKernel kernel = nullptr;
-  bool by_rule = false;         // false: no rule fits, and every input is redistributed to Replicate
-  bool moved = false;           // some input is another tensor than the caller's piece
-  bool communicates = false;    // moves, halos or the kernel communicate
-  bool ranks_differ = false;    // some tensor is not replicated: an error may occur on this rank alone
-  bool write_back = false;      // written arguments are computed in copies laid out as `inputs`, and copied back
-  bool nothing_here = false;    // every result's piece is empty on this rank: the operator does not run
-  bool operator_alone = false;  // only the operator runs: no redistribution, kernel, halo or copy
+  bool by_rule = false;       // false: no rule fits, and every input is redistributed to Replicate
+  bool moved = false;         // some input is another tensor than the caller's piece
+  bool communicates = false;  // moves, halos or the kernel communicate
+  bool ranks_differ = false;  // some tensor is not replicated: an error may occur on this rank alone
+  bool write_back = false;    // written arguments are computed in copies laid out as `inputs`, and copied back
+  bool nothing_here = false;  // every result's piece is empty on this rank: the operator does not run
+  // Only the operator runs: no redistribution, halo or copy, and no kernel, or one that is needed only where a piece is
+  // not contiguous (LocalKernelTraits::makes_contiguous).
+  bool operator_alone = false;
 
   int64_t offset(std::size_t output) const { return offsets.empty() ? 0 : offsets[output]; }
 };

@@ -291,16 +291,25 @@ class Execution {
     }
   }
 
+  // Returns the written tensor that the call's result `i` is, or nullptr.
+  const at::Tensor* written_as(std::size_t i) const {
+    const OpTraits& traits = call_.traits;
+    for (const WrittenTensor& each : written_) {
+      const auto at = std::ranges::find(traits.written_args, call_.tensors[each.index].arg);
+      const int result = traits.written_results.at(static_cast<std::size_t>(at - traits.written_args.begin()));
+      if (result == static_cast<int>(i)) return &each.wrapper;
+    }
+    return nullptr;
+  }
+
   void wrap() {
-    const auto& returns = call_.op.schema().returns();
+    const std::size_t results = call_.op.schema().returns().size();
     std::size_t next_output = 0;
-    std::size_t next_written = 0;
-    for (std::size_t i = 0; i < returns.size(); ++i) {
+    for (std::size_t i = 0; i < results; ++i) {
       at::IValue& value = call_.stack[call_.base + i];
-      const bool is_written = returns[i].alias_info() != nullptr && returns[i].alias_info()->isWrite();
       if (value.isTensor()) {
-        if (is_written && next_written < written_.size()) {
-          value = written_[next_written++].wrapper;
+        if (const at::Tensor* const written = written_as(i)) {
+          value = *written;
           ++next_output;
         } else {
           value = wrap_one(value.toTensor(), next_output++);

@@ -37,11 +37,13 @@ struct LocalCall {
 using LocalKernel = void (*)(const LocalCall& call, torch::jit::Stack& stack);
 
 // `communicates`: the kernel runs a collective itself. `writes_out`: it writes results to the out= tensors among its
-// arguments. `rearranges`: its results may have other strides than the operator's.
+// arguments. `rearranges`: its results may have other strides than the operator's. `makes_contiguous`: it calls the
+// operator on inputs that it makes contiguous, and does nothing else, so that it is left out where all of them are.
 struct LocalKernelTraits {
   bool communicates = false;
   bool writes_out = false;
   bool rearranges = false;
+  bool makes_contiguous = false;
 };
 
 // Registers a kernel under the name that a rule's Strategy gives. Call it while the program loads, since the table has

@@ -55,7 +55,9 @@
 #include <ATen/ops/native_layer_norm_backward_ops.h>
 #include <ATen/ops/native_layer_norm_ops.h>
 #include <ATen/ops/neg_ops.h>
+#include <ATen/ops/ones_like_ops.h>
 #include <ATen/ops/permute_ops.h>
+#include <ATen/ops/pow_ops.h>
 #include <ATen/ops/reciprocal_ops.h>
 #include <ATen/ops/relu_ops.h>
 #include <ATen/ops/rsqrt_ops.h>
@@ -65,6 +67,7 @@
 #include <ATen/ops/silu_backward_ops.h>
 #include <ATen/ops/silu_ops.h>
 #include <ATen/ops/slice_ops.h>
+#include <ATen/ops/split_ops.h>
 #include <ATen/ops/sqrt_ops.h>
 #include <ATen/ops/squeeze_ops.h>
 #include <ATen/ops/sub_ops.h>
@@ -78,6 +81,7 @@
 #include <ATen/ops/view_ops.h>
 #include <ATen/ops/where_ops.h>
 #include <ATen/ops/zero_ops.h>
+#include <ATen/ops/zeros_like_ops.h>
 
 namespace tessera::dispatch {
 namespace {
@@ -112,7 +116,7 @@ Table make_table() {
       aten::mean_dim, aten::cat, aten::native_layer_norm, aten::native_layer_norm_backward, aten::_softmax,
       aten::_softmax_backward_data, aten::_log_softmax, aten::_log_softmax_backward_data,
       aten::_scaled_dot_product_flash_attention_for_cpu, aten::_scaled_dot_product_flash_attention_for_cpu_backward,
-      aten::embedding>(table);
+      aten::embedding, aten::pow_Tensor_Scalar, aten::split_Tensor, aten::ones_like, aten::zeros_like>(table);
   add<UnboxedList, aten::_foreach_add_List, aten::_foreach_add__List, aten::_foreach_add_Scalar,
       aten::_foreach_add__Scalar, aten::_foreach_add_ScalarList, aten::_foreach_add__ScalarList,
       aten::_foreach_sub_List, aten::_foreach_sub__List, aten::_foreach_sub_Scalar, aten::_foreach_sub__Scalar,

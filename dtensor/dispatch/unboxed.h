@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string_view>
@@ -22,7 +23,8 @@
 #include "tessera/mesh/recorder.h"
 
 // Defines kernels that take an operator's arguments without a stack of boxed values. They run a call if its decision is
-// cached and says that only the operator runs (Decision::operator_alone: no redistribution, kernel, halo or copy).
+// cached and says that only the operator runs (Decision::operator_alone: no redistribution, halo or copy, and no kernel
+// that contiguous pieces need).
 // Every other call goes to the operator's OpDispatcher.
 namespace tessera::dispatch {
 
@@ -49,8 +51,18 @@ inline bool append_argument(at::Tensor& written, const OpTraits& traits, Key& ke
   key.tensors(1);
   return append_dtensor(written, traits, key, /*written=*/true);
 }
-inline bool append_argument(const at::Scalar& value, const OpTraits&, Key& key) {
-  key.number(value.isIntegral(false), value.isFloatingPoint(), value.isBoolean());
+inline bool append_argument(const at::Scalar& value, const OpTraits& traits, Key& key) {
+  if (!traits.uses_numbers) {
+    key.number(value.isIntegral(false), value.isFloatingPoint(), value.isBoolean());
+  } else if (value.isSymbolic() || value.isComplex()) {
+    return false;
+  } else if (value.isBoolean()) {
+    key.boolean(value.toBool());
+  } else if (value.isFloatingPoint()) {
+    key.real(value.toDouble());
+  } else {
+    key.integer(value.toLong());
+  }
   return true;
 }
 inline bool append_argument(int64_t value, const OpTraits&, Key& key) {
@@ -189,6 +201,22 @@ struct Local<at::TensorList> : LocalList<at::TensorList> {
 template <class... Args>
 using Locals = std::tuple<Local<std::remove_reference_t<Args>>...>;
 
+// Says whether this rank's piece of an argument is contiguous, where it is a tensor or tensors. It waits for a piece
+// that is not delivered yet, as make_ready does.
+inline bool has_contiguous_piece(const at::Tensor& t) {
+  return !t.defined() || detail::meta(t).local().is_contiguous();
+}
+inline bool has_contiguous_piece(const std::optional<at::Tensor>& t) { return !t || has_contiguous_piece(*t); }
+template <class List>
+requires std::is_same_v<List, at::ITensorListRef> || std::is_same_v<List, at::TensorList>
+bool has_contiguous_piece(const List& list) {
+  return std::all_of(list.begin(), list.end(), [](const at::Tensor& t) { return has_contiguous_piece(t); });
+}
+template <class T>
+bool has_contiguous_piece(const T& /*not a tensor*/) {
+  return true;
+}
+
 // ---- Before and after the operator
 
 // Adds the gradient's hook to an argument (watch_gradient), and waits for its piece if that is not delivered yet. It is
@@ -286,7 +314,10 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
     if (!traits.view || !c10::InferenceMode::is_enabled()) {
       Key key(false);
       if ((append_argument(args, traits, key) && ...)) {
-        if (const DecisionPtr decision = dispatcher_->find_operator_alone(key)) return run(*decision, args...);
+        if (const DecisionPtr decision = dispatcher_->find_operator_alone(key);
+            decision != nullptr && (decision->kernel == nullptr || (has_contiguous_piece(args) && ...))) {
+          return run(*decision, args...);
+        }
       }
     }
     return boxed_.call<R, Args...>(op_, keys, std::forward<Args>(args)...);
@@ -328,6 +359,12 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
         at::Tensor out = wrapped(std::move(local), decision, 0, traits, viewed_by(traits, first));
         inherit_contract(first, out, traits);
         return out;
+      } else if constexpr (std::is_same_v<R, std::vector<at::Tensor>>) {
+        for (std::size_t k = 0; k < local.size(); ++k) {
+          local[k] = wrapped(std::move(local[k]), decision, k, traits, viewed_by(traits, first));
+          inherit_contract(first, local[k], traits);
+        }
+        return local;
       } else {
         std::size_t k = 0;
         std::apply([&](auto&... each) { ((each = wrapped(std::move(each), decision, k++, traits)), ...); }, local);

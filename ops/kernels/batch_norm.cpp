@@ -2,6 +2,9 @@
 // They consist of in operators on DTensors; pending statistics are reduced over the mesh dimensions that cut the batch
 // or the spatial dimensions.
 
+#include <stdexcept>
+#include <vector>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -12,6 +15,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include "tessera/dtensor/core/modes.h"
@@ -177,22 +181,58 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { m.impl("_batch_norm_impl_index", choo
 
 // ---- the same norm by its newer names, which return a fourth tensor, reserved for a kernel that is not used here
 
-void give_with_reserve(const c10::OperatorHandle& op, Stack& stack,
-                       const std::tuple<at::Tensor, at::Tensor, at::Tensor>& results) {
-  const auto& [out, mean, scale] = results;
-  give(op, stack, Stack{out, mean, scale, at::empty({0}, at::TensorOptions(at::kByte).device(out.device()))});
-}
+// Holds the out= tensors of a call, which are its last arguments, one for each result.
+class Outs {
+ public:
+  Outs(const c10::OperatorHandle& op, const Stack& stack) : op_(op) {
+    const Stack args = take_args(op, stack);
+    tensors_.assign(args.end() - static_cast<std::ptrdiff_t>(op.schema().returns().size()), args.end());
+  }
+  // Throws if a result of these sizes would be written to a tensor of others.
+  void check(const std::vector<std::vector<int64_t>>& sizes) const {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const at::IntArrayRef given = tensors_[i].toTensor().sizes();
+      if (given == at::IntArrayRef(sizes[i])) continue;
+      throw std::invalid_argument(
+          fmt::format("{}: result {} is [{}], and would be written to [{}]; give a tensor of "
+                      "its sizes",
+                      op_.schema().name(), i, fmt::join(sizes[i], ", "), fmt::join(given, ", ")));
+    }
+  }
+  Stack written(const Stack& results) const {
+    std::vector<std::vector<int64_t>> sizes;
+    for (const at::IValue& result : results) sizes.push_back(result.toTensor().sizes().vec());
+    check(sizes);
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      // The reserved tensor is a plain one without elements.
+      if (const at::Tensor& result = results[i].toTensor(); result.numel() > 0) tensors_[i].toTensor().copy_(result);
+    }
+    return tensors_;
+  }
+
+ private:
+  const c10::OperatorHandle& op_;
+  Stack tensors_;
+};
 
 // The arguments are (input, weight, bias, running mean, running variance, momentum, eps). The variant with an update
-// trains; the others use the running statistics.
+// trains; the others use the running statistics. With out= this runs for every layout: cuDNN's kernel, which LibTorch
+// would call, is not reached.
 bool without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
-  if (op.schema().overload_name() == "out" || !args.any_spread()) return false;
+  const bool has_out = op.schema().overload_name() == "out";
+  if (!has_out && !args.any_spread()) return false;
+  const at::Tensor input = args.tensor("input");
   const bool training = op.schema().name() == "aten::_batch_norm_with_update";
-  give_with_reserve(op, stack,
-                    at::native_batch_norm(args.tensor("input"), args.tensor("weight"), args.tensor("bias"),
-                                          args.tensor("running_mean"), args.tensor("running_var"), training,
-                                          args["momentum"].toDouble(), args["eps"].toDouble()));
+  if (has_out && training) {  // before the running statistics are written
+    const std::vector<int64_t> channels = {input.size(1)};
+    Outs(op, stack).check({input.sizes().vec(), channels, channels, {0}});
+  }
+  const auto [out, mean, scale] =
+      at::native_batch_norm(input, args.tensor("weight"), args.tensor("bias"), args.tensor("running_mean"),
+                            args.tensor("running_var"), training, args["momentum"].toDouble(), args["eps"].toDouble());
+  const Stack results = {out, mean, scale, at::empty({0}, at::TensorOptions(at::kByte).device(out.device()))};
+  give(op, stack, has_out ? Outs(op, stack).written(results) : results);
   return true;
 }
 

@@ -185,12 +185,13 @@ void attention_backward(const LocalCall& call, Stack& stack) {
 
 [[maybe_unused]] const bool registered =
     register_local_kernel("attention_backward", attention_backward) && register_local_kernel("mean", mean) &&
-    register_local_kernel("contiguous", contiguous, {.writes_out = true, .rearranges = true}) &&
+    register_local_kernel("contiguous", contiguous,
+                          {.writes_out = true, .rearranges = true, .makes_contiguous = true}) &&
     register_local_kernel("aligned_rows", aligned_rows, {.rearranges = true}) &&
     register_local_kernel("extremum", extremum) &&
     register_local_kernel("group_norm", group_norm, {.rearranges = true}) &&
     register_local_kernel("reshape", reshape) && register_local_kernel("mean_loss", mean_loss) &&
-    register_local_kernel("contiguous_statistics", contiguous_statistics) &&
+    register_local_kernel("contiguous_statistics", contiguous_statistics, {.makes_contiguous = true}) &&
     register_local_kernel("embedding", embedding) &&
     register_local_kernel("embedding_dense_backward", embedding_dense_backward) &&
     register_local_kernel("nll_loss_mean", nll_loss_mean, {.communicates = true});

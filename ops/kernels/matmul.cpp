@@ -7,23 +7,24 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/matmul_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/backward_node.h"
 #include "tessera/dtensor/dispatch/unboxed.h"
 #include "tessera/dtensor/tangent.h"
 
 namespace tessera {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::tensor_list;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
 
 // These describe our operators as LibTorch's at::_ops describe its own.
 template <class Op, class... Tensors>
@@ -56,7 +57,13 @@ at::Tensor rows_of(const at::Tensor& t) {
   return t.reshape({t.numel() / std::max<int64_t>(t.size(-1), 1), t.size(-1)});
 }
 
-at::Tensor dense_plain(const at::Tensor& x, const at::Tensor& w) { return at::matmul(x, w); }
+// Where the rows of x are adjacent, this calls what at::matmul calls then, without its search for a way.
+at::Tensor dense_plain(const at::Tensor& x, const at::Tensor& w) {
+  if (x.dim() < 3 || w.dim() != 2 || !x.is_contiguous() || x.numel() == 0) return at::matmul(x, w);
+  c10::SmallVector<int64_t, 5> sizes(x.sizes().begin(), x.sizes().end());
+  sizes.back() = w.size(1);
+  return at::_unsafe_view(at::mm(x.view({-1, x.size(-1)}), w), sizes);
+}
 
 at::Tensor dense_bias_plain(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
   return at::linear(x, w.t(), bias);
@@ -73,22 +80,26 @@ at::Tensor batched_matmul_plain(const at::Tensor& a, const at::Tensor& b) { retu
 
 // ---- gradients -------------------------------------------------------------------------------------------------
 
-// Calls the operator below autograd, and `Gradients` on the saved inputs in backward.
+// Computes the gradients of a product by `Gradients`. Each factor is needed for the other's.
 template <class Op, class Gradients>
-struct Product : torch::autograd::Function<Product<Op, Gradients>> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a, const at::Tensor& b) {
-    // Each factor is needed for the other's gradient.
-    ctx->save_for_backward({b.requires_grad() ? a : at::Tensor(), a.requires_grad() ? b : at::Tensor()});
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return Op::call(a, b);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const auto saved = ctx->get_saved_variables();
-    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-    return {ctx->needs_input_grad(0) ? Gradients::first(saved[0], saved[1], grads[0]) : at::Tensor(),
-            ctx->needs_input_grad(1) ? Gradients::second(saved[0], saved[1], grads[0]) : at::Tensor()};
+struct ProductFormula {
+  static constexpr const char* kName = Op::name;
+  variable_list operator()(const Node& node, const variable_list& saved, const variable_list& gradients) const {
+    const at::Tensor& g = gradients[0];
+    return {node.task_should_compute_output(0) ? Gradients::first(saved[0], saved[1], g) : at::Tensor(),
+            node.task_should_compute_output(1) ? Gradients::second(saved[0], saved[1], g) : at::Tensor()};
   }
 };
+at::Tensor kept_for(const at::Tensor& other, const at::Tensor& t) { return other.requires_grad() ? t : at::Tensor(); }
+
+// Calls the operator below autograd, and records its formula.
+template <class Op, class Gradients>
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  return detail::record({a, b}, {kept_for(b, a), kept_for(a, b)}, ProductFormula<Op, Gradients>(), [&] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return Op::call(a, b);
+  });
+}
 
 // Factors are conjugated, which does nothing to real ones.
 struct DenseGradients {
@@ -117,21 +128,12 @@ struct BatchedGradients {
   }
 };
 
-// Is dense with a bias, whose gradient is the sum of the result's over the leading dimensions.
-struct BiasedProduct : torch::autograd::Function<BiasedProduct> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
-    ctx->save_for_backward({w.requires_grad() ? x : at::Tensor(), x.requires_grad() ? w : at::Tensor()});
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return DenseBias::call(x, w, bias);
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    tensor_list out(3);
-    if (!grads[0].defined()) return out;
-    if (ctx->needs_input_grad(2)) out[2] = sum_rows(grads[0]);
-    if (!ctx->needs_input_grad(0) && !ctx->needs_input_grad(1)) return out;  // nothing was saved
-    const auto saved = ctx->get_saved_variables();
-    if (ctx->needs_input_grad(0)) out[0] = DenseGradients::first(saved[0], saved[1], grads[0]);
-    if (ctx->needs_input_grad(1)) out[1] = DenseGradients::second(saved[0], saved[1], grads[0]);
+// Computes those of dense with a bias, whose gradient is the sum of the result's over the leading dimensions.
+struct BiasedFormula {
+  static constexpr const char* kName = DenseBias::name;
+  variable_list operator()(const Node& node, const variable_list& saved, const variable_list& gradients) const {
+    variable_list out = ProductFormula<Dense, DenseGradients>()(node, saved, gradients);
+    out.push_back(node.task_should_compute_output(2) ? sum_rows(gradients[0]) : at::Tensor());
     return out;
   }
 };
@@ -173,19 +175,22 @@ at::Tensor dense_wgrad_by_bmm(const at::Tensor& x, const at::Tensor& g) {
 
 at::Tensor dense_autograd(const at::Tensor& x, const at::Tensor& w) {
   if (in_forward_mode(x, w)) return dense_by_bmm(x, w);
-  return Product<Dense, DenseGradients>::apply(x, w);
+  return product<Dense, DenseGradients>(x, w);
 }
 at::Tensor dense_bias_autograd(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
   if (in_forward_mode(x, w) || detail::has_tangent(bias)) return dense_by_bmm(x, w).add(bias);
-  return BiasedProduct::apply(x, w, bias);
+  return detail::record({x, w, bias}, {kept_for(w, x), kept_for(x, w)}, BiasedFormula(), [&] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return DenseBias::call(x, w, bias);
+  });
 }
 at::Tensor dense_wgrad_autograd(const at::Tensor& x, const at::Tensor& g) {
   if (in_forward_mode(x, g)) return dense_wgrad_by_bmm(x, g);
-  return Product<DenseWgrad, WgradGradients>::apply(x, g);
+  return product<DenseWgrad, WgradGradients>(x, g);
 }
 at::Tensor batched_matmul_autograd(const at::Tensor& a, const at::Tensor& b) {
   if (in_forward_mode(a, b)) return batched_by_bmm(a, b);
-  return Product<BatchedMatmul, BatchedGradients>::apply(a, b);
+  return product<BatchedMatmul, BatchedGradients>(a, b);
 }
 
 TORCH_LIBRARY(tessera, m) {

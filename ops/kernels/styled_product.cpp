@@ -2,27 +2,26 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/dtensor/backward_node.h"
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/redistribute_result.h"
-#include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/ops/kernels/matmul.h"
 
 namespace tessera {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::tensor_list;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
 
-// Holds what backward needs in addition to tensors.
-struct BackwardState {
+// Computes the gradients of a product, and redistributes those of its input.
+struct StyledFormula {
+  static constexpr const char* kName = "tessera::styled_product";
   StyledProduct how;
   Placements from;
   bool moves = false;
-  bool has_bias = false;
 
   // Returns the placements to which the input's gradient, which lies as `term`, is redistributed. If others have used
   // x, the gradient stays as it is and waits for theirs; see add_reduction_hook.
@@ -39,34 +38,19 @@ struct BackwardState {
     const World::Scope scope(mesh_of(t).world(), "matmul", &how.contract->path);
     return by(t, to, {.async = !c10::GradMode::is_enabled()});
   }
-};
-
-struct StyledDense : torch::autograd::Function<StyledDense> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
-                            const std::optional<at::Tensor>& bias, const BackwardState& state) {
-    detail::saved<BackwardState>(ctx, "state") = state;
-    ctx->save_for_backward({w.requires_grad() ? x : at::Tensor(), x.requires_grad() ? w : at::Tensor()});
-    const at::Tensor brought = detail::redistribute_to_read(x, state.how.desired);
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return bias ? dense_bias(brought, w, *bias) : dense(brought, w);
-  }
 
   // Computes the same gradients as DenseGradients in matmul.cpp. They are differentiable, too.
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const BackwardState& state = detail::saved<BackwardState>(ctx, "state");
-    const tensor_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &w = saved[1], &g = grads[0];
-    tensor_list out(4);
-    if (!g.defined()) return out;
-    const bool wants_weight = x.defined() && ctx->needs_input_grad(1);
-    const at::Tensor brought =
-        wants_weight ? state.move(x, state.how.desired, detail::redistribute_to_read) : at::Tensor();
-    if (ctx->needs_input_grad(0)) {
+  variable_list operator()(const Node& node, const variable_list& saved, const variable_list& gradients) const {
+    const at::Tensor &x = saved[0], &w = saved[1], &g = gradients[0];
+    variable_list out(3);
+    const bool wants_weight = node.task_should_compute_output(1);
+    const at::Tensor brought = wants_weight ? move(x, how.desired, detail::redistribute_to_read) : at::Tensor();
+    if (node.task_should_compute_output(0)) {
       const at::Tensor term = dense(g, w.t().conj());
-      out[0] = state.move(term, state.goal(term), detail::redistribute_result);
+      out[0] = move(term, goal(term), detail::redistribute_result);
     }
     if (wants_weight) out[1] = dense_wgrad(brought.conj(), g);
-    if (state.has_bias && ctx->needs_input_grad(2)) out[2] = sum_rows(g);
+    if (node.task_should_compute_output(2)) out[2] = sum_rows(g);
     return out;
   }
 };
@@ -87,8 +71,14 @@ std::optional<at::Tensor> styled_product(const at::Tensor& x, const at::Tensor& 
   if (any_partial(to)) return std::nullopt;
   const bool moves = to != from.placements;
   if (moves ? !how.contract->gather_input_again : x.dim() < 3) return std::nullopt;
-  return StyledDense::apply(
-      x, w, bias, BackwardState{.how = how, .from = from.placements, .moves = moves, .has_bias = bias.has_value()});
+  // Each factor is needed for the other's gradient.
+  return detail::record({x, w, bias.value_or(at::Tensor())},
+                        {w.requires_grad() ? x : at::Tensor(), x.requires_grad() ? w : at::Tensor()},
+                        StyledFormula{.how = how, .from = from.placements, .moves = moves}, [&] {
+                          const at::Tensor brought = detail::redistribute_to_read(x, how.desired);
+                          const at::AutoDispatchBelowADInplaceOrView below;
+                          return bias ? dense_bias(brought, w, *bias) : dense(brought, w);
+                        });
 }
 
 }  // namespace tessera

@@ -188,6 +188,12 @@ void check_sizes(const Ranks& ranks) {
   }
 }
 
+// Returns the time limit of one number of ranks: what TESSERA_TEST_SECONDS says, or that of the test case.
+std::chrono::milliseconds limit_of(const Ranks& ranks) {
+  const char* const seconds = std::getenv("TESSERA_TEST_SECONDS");
+  return seconds == nullptr ? ranks.limit() : std::chrono::seconds(std::stoll(seconds));
+}
+
 }  // namespace
 
 bool use_to_run_threads(RunAsThreads run) {
@@ -201,7 +207,7 @@ void run_on_ranks(const char* name, const char* place, const Ranks& ranks, void 
     if (std::strcmp(std::getenv(kCaseVariable), place) != 0) return;
     body_begins();
     const char* const threads = std::getenv(kThreadsVariable);
-    threads == nullptr ? body() : run_threads(std::stoll(threads), body, ranks.limit() / 2);
+    threads == nullptr ? body() : run_threads(std::stoll(threads), body, limit_of(ranks) / 2);
     return;
   }
   check_sizes(ranks);
@@ -213,8 +219,8 @@ void run_on_ranks(const char* name, const char* place, const Ranks& ranks, void 
   }
   for (const int64_t size : ranks.sizes()) {
     Run run = {.size = size, .folder = {}, .lines = {}, .result = {}};
-    start(run, name, place, ranks.limit());
-    if (!report(run, ranks.limit())) return;
+    start(run, name, place, limit_of(ranks));
+    if (!report(run, limit_of(ranks))) return;
   }
 }
 

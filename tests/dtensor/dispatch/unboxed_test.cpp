@@ -75,6 +75,83 @@ TEST_CASE("a cached decision gives the same value, layout and version as the fir
   });
 }
 
+TEST_CASE("a cached decision counts for the number that it was made for") {
+  run_in_process(3, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = line(world);
+    const at::Tensor whole = whole_numbers({7, 4}, at::kDouble, 1), integers = whole_numbers({7, 4}, at::kLong, 1);
+    for (const Placement& p : {S0, S1, R, P}) {
+      CAPTURE(to_string(p));
+      for (int call = 0; call < 3; ++call) {
+        CAPTURE(call);
+        for (const at::Scalar& number : {at::Scalar(2), at::Scalar(0.0), at::Scalar(7.5), at::Scalar(1)}) {
+          CHECK(at::allclose(full_tensor(spread(whole, mesh, {p}).abs().pow(number)), whole.abs().pow(number), 1e-14));
+          CHECK(at::equal(full_tensor(spread(whole, mesh, {p}).fill_(number)), at::full_like(whole, number)));
+        }
+        CHECK(at::equal(full_tensor(spread(integers, mesh, {p}).pow(2)), integers.pow(2)));
+        CHECK_THROWS_WITH(spread(integers, mesh, {p}).pow(-1), doctest::Contains("negative integer powers"));
+      }
+    }
+  });
+}
+
+TEST_CASE("cached decisions of parts, and of tensors like another") {
+  run_in_process(3, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = line(world);
+    const at::Tensor whole = whole_numbers({7, 4}, at::kDouble, 1);
+    for (const Placement& p : {S0, S1, R, P}) {
+      CAPTURE(to_string(p));
+      for (int call = 0; call < 3; ++call) {
+        CAPTURE(call);
+        const at::Tensor d = spread(whole, mesh, {p});
+        for (const int64_t dim : {0, 1}) {
+          const std::vector<at::Tensor> parts = d.split(3, dim), want = whole.split(3, dim);
+          REQUIRE(parts.size() == want.size());
+          for (std::size_t i = 0; i < want.size(); ++i) CHECK(at::equal(full_tensor(parts[i]), want[i]));
+        }
+        if (p == S0) {
+          const at::Tensor written = whole.clone();
+          written.split(3, 1)[1].mul_(5);
+          d.split(3, 1)[1].mul_(5);
+          CHECK(at::equal(full_tensor(d), written));
+        }
+        CHECK(at::equal(full_tensor(at::ones_like(d)), at::ones_like(whole)));
+        const at::Tensor zeros = at::zeros_like(d, at::kFloat);
+        CHECK((zeros.scalar_type() == at::kFloat));
+        CHECK(at::equal(full_tensor(zeros), at::zeros_like(whole, at::kFloat)));
+        CHECK(full_tensor(at::zeros_like(d.t(), at::MemoryFormat::Contiguous)).is_contiguous());
+      }
+    }
+  });
+}
+
+TEST_CASE("a kernel that makes pieces contiguous is left out only where all of them are") {
+  run_in_process(3, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = line(world);
+    const at::Tensor x = sample({5, 6, 4}), w = sample({4}, 1), g = sample({5, 6, 4}, 2);
+    const auto [y, mean, rstd] = at::native_layer_norm(x, {4}, w, w, 1e-5);
+    const auto want = at::native_layer_norm_backward(g, x, {4}, mean, rstd, w, w, {true, true, true});
+    for (const Placement& p : {S0, S1, R}) {
+      CAPTURE(to_string(p));
+      const at::Tensor dx = spread(x, mesh, {p}), dw = spread(w, mesh, {R}), dg = spread(g, mesh, {p});
+      for (int call = 0; call < 4; ++call) {
+        CAPTURE(call);
+        // The statistics lie in one piece of memory, or each other one of a larger tensor is theirs.
+        const auto lay_out = [&](const at::Tensor& t) {
+          const at::Tensor piece = to_local(spread(t, mesh, {p}));
+          const at::Tensor laid =
+              call % 2 == 0 ? piece : at::stack({piece, at::full_like(piece, 99)}, -1).select(-1, 0);
+          return from_local(laid, mesh, {p}, {.shape = t.sizes().vec()});
+        };
+        const auto got =
+            at::native_layer_norm_backward(dg, dx, {4}, lay_out(mean), lay_out(rstd), dw, dw, {true, true, true});
+        CHECK(close(full_tensor(std::get<0>(got)), std::get<0>(want)));
+        CHECK(close(full_tensor(std::get<1>(got)), std::get<1>(want)));
+        CHECK(close(full_tensor(std::get<2>(got)), std::get<2>(want)));
+      }
+    }
+  });
+}
+
 TEST_CASE("from_local takes a tensor's tangent along") {
   const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, World::fake(0, 2));
   const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
