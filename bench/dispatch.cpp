@@ -61,8 +61,9 @@ int main(int argc, char** argv) {
   std::string device = "cpu";
   bool check = false;
   bool cold = false;
-  app.add_flag("--check", check, "fail when a goal is missed");
-  app.add_flag("--cold", cold, "empty the core's caches before each call, and leave the peer and the goals out");
+  auto* const checks = app.add_flag("--check", check, "fail when a goal is missed");
+  app.add_flag("--cold", cold, "empty the core's caches before each call, and leave the peer and the goals out")
+      ->excludes(checks);
   app.add_option("--device", device, "where the tensors are")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--only", only, "measure this row alone");
   app.add_option("--json", json, "write the figures to this file too");

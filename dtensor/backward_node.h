@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
+
+#include "tessera/dtensor/tangent.h"
 
 namespace tessera::detail {
 
@@ -63,9 +66,13 @@ inline void set_history_of(at::TensorList results, const std::shared_ptr<torch::
 // for the results if one of `inputs` requires a gradient; an input may be undefined. `saved` is what the formula gets
 // in backward: inputs, or undefined tensors. It does what torch::autograd::Function does in less time: in the step of a
 // small model that class's maps, sets and demangled names take as long as the work. It is not for results that are
-// inputs or autograd's views of them, and carries no tangents.
+// inputs or autograd's views of them. As in LibTorch's own formulas, and not as in that class, a missing gradient is no
+// tensor of zeros. Throws std::logic_error if an input has a tangent, which would be lost.
 template <class Formula, class Forward>
 auto record(at::TensorList inputs, at::TensorList saved, Formula formula, const Forward& forward) {
+  if (std::ranges::any_of(inputs, [](const at::Tensor& t) { return has_tangent(t); })) {
+    throw std::logic_error(std::string(Formula::kName) + ": an input has a tangent");
+  }
   const bool recorded =
       c10::GradMode::is_enabled() && std::ranges::any_of(inputs, [](const at::Tensor& t) { return t.requires_grad(); });
   auto results = [&] {

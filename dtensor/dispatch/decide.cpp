@@ -75,15 +75,22 @@ class Decider {
                     name, to_string(first_spec_)));
   }
 
-  // Moving the pieces would leave the mesh behind: the next collective would send tensors of another device.
+  // Pieces on another device would leave the mesh behind: the next collective would send tensors of another device.
   void refuse_another_device() const {
-    if (call_.traits.name != "aten::_to_copy") return;
     const auto argument = call_.op.schema().argumentIndexWithName("device");
-    if (!argument) return;  // an out= has its own
+    // Operators that make a tensor have both; an out= has its own device.
+    if (!argument || !call_.op.schema().argumentIndexWithName("layout")) return;
     const at::IValue& given = call_.arg(static_cast<std::size_t>(*argument));
     if (given.isNone() || given.toDevice().is_meta()) return;
     const c10::Device device = given.toDevice(), own = first_spec_.mesh.device();
     if (device.type() == own.type() && (device.is_cpu() || !device.has_index() || device == own)) return;
+    if (call_.traits.name != "aten::_to_copy") {
+      throw std::invalid_argument(
+          fmt::format("{}: {} would give a tensor on {}, where its mesh is not; leave the device out, or call it on "
+                      "to_local(x) for "
+                      "a plain tensor",
+                      call_.traits.name, to_string(first_spec_), device.str()));
+    }
     throw std::invalid_argument(fmt::format(
         "to: {} would go to {}, where its mesh is not; redistribute_to(x, mesh) goes to a mesh on another device, and "
         "full_tensor(x).to(device) gives the whole value as a plain tensor",

@@ -69,8 +69,13 @@ DecisionPtr DecisionCache::find(const Key& key, bool operator_alone) {
   if (entries_.empty()) return nullptr;
   const DecisionPtr& found = slot(key.hash(), key.words()).decision;
   if (found == nullptr || (operator_alone && !found->operator_alone)) return nullptr;
-  ++hits_;
+  if (!operator_alone || found->kernel == nullptr) ++hits_;
   return found;
+}
+
+void DecisionCache::count_hit() {
+  const std::lock_guard lock(lock_);
+  ++hits_;
 }
 
 void DecisionCache::insert(const Key& key, DecisionPtr decision) {

@@ -42,8 +42,10 @@ class DecisionCache {
   static constexpr std::size_t kMaxDecisions = 1024;
 
   // Returns the decision of `key`, or nullptr; with `operator_alone`, only one whose Decision::operator_alone is set.
-  // Counts a hit where it returns one.
+  // Counts a hit where it returns one; but with `operator_alone` a caller that takes a decision with a kernel counts
+  // it.
   DecisionPtr find(const Key& key, bool operator_alone = false);
+  void count_hit();
   void insert(const Key& key, DecisionPtr decision);
   // Empties the cache, and returns the number of hits since the last clear().
   uint64_t clear();
@@ -87,6 +89,7 @@ class OpDispatcher final : public c10::OperatorKernel {
   // Returns the cached decision of a call if its Decision::operator_alone is set; nullptr otherwise, and where the
   // operator is decomposed.
   DecisionPtr find_operator_alone(const Key& key);
+  void count_hit() { cache_.count_hit(); }
 
  private:
   // Looks up the operator's decomposition at the first call, when all of them are registered.

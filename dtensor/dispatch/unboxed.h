@@ -314,8 +314,9 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
     if (!traits.view || !c10::InferenceMode::is_enabled()) {
       Key key(false);
       if ((append_argument(args, traits, key) && ...)) {
-        if (const DecisionPtr decision = dispatcher_->find_operator_alone(key);
-            decision != nullptr && (decision->kernel == nullptr || (has_contiguous_piece(args) && ...))) {
+        const DecisionPtr decision = dispatcher_->find_operator_alone(key);
+        if (decision != nullptr && (decision->kernel == nullptr || (has_contiguous_piece(args) && ...))) {
+          if (decision->kernel != nullptr) dispatcher_->count_hit();
           return run(*decision, args...);
         }
       }

@@ -188,10 +188,17 @@ class Outs {
     const Stack args = take_args(op, stack);
     tensors_.assign(args.end() - static_cast<std::ptrdiff_t>(op.schema().returns().size()), args.end());
   }
-  // Throws if a result of these sizes would be written to a tensor of others.
-  void check(const std::vector<std::vector<int64_t>>& sizes) const {
+  // Throws if a result of these sizes would be written to a tensor of others, or not to a DTensor of `input`'s mesh.
+  void check(const at::Tensor& input, const std::vector<std::vector<int64_t>>& sizes) const {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const at::IntArrayRef given = tensors_[i].toTensor().sizes();
+      const at::Tensor& out = tensors_[i].toTensor();
+      const at::IntArrayRef given = out.sizes();
+      if (out.numel() > 0 && is_dtensor(input) && !(is_dtensor(out) && mesh_of(out) == mesh_of(input))) {
+        throw std::invalid_argument(fmt::format(
+            "{}: result {} would be written to {}; give a DTensor of the input's "
+            "mesh, {}",
+            op_.schema().name(), i, is_dtensor(out) ? to_string(out) : "a plain tensor", mesh_of(input).to_string()));
+      }
       if (given == at::IntArrayRef(sizes[i])) continue;
       throw std::invalid_argument(
           fmt::format("{}: result {} is [{}], and would be written to [{}]; give a tensor of "
@@ -199,10 +206,10 @@ class Outs {
                       op_.schema().name(), i, fmt::join(sizes[i], ", "), fmt::join(given, ", ")));
     }
   }
-  Stack written(const Stack& results) const {
+  Stack written(const at::Tensor& input, const Stack& results) const {
     std::vector<std::vector<int64_t>> sizes;
     for (const at::IValue& result : results) sizes.push_back(result.toTensor().sizes().vec());
-    check(sizes);
+    check(input, sizes);
     for (std::size_t i = 0; i < results.size(); ++i) {
       // The reserved tensor is a plain one without elements.
       if (const at::Tensor& result = results[i].toTensor(); result.numel() > 0) tensors_[i].toTensor().copy_(result);
@@ -226,13 +233,13 @@ bool without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
   const bool training = op.schema().name() == "aten::_batch_norm_with_update";
   if (has_out && training) {  // before the running statistics are written
     const std::vector<int64_t> channels = {input.size(1)};
-    Outs(op, stack).check({input.sizes().vec(), channels, channels, {0}});
+    Outs(op, stack).check(input, {input.sizes().vec(), channels, channels, {0}});
   }
   const auto [out, mean, scale] =
       at::native_batch_norm(input, args.tensor("weight"), args.tensor("bias"), args.tensor("running_mean"),
                             args.tensor("running_var"), training, args["momentum"].toDouble(), args["eps"].toDouble());
   const Stack results = {out, mean, scale, at::empty({0}, at::TensorOptions(at::kByte).device(out.device()))};
-  give(op, stack, has_out ? Outs(op, stack).written(results) : results);
+  give(op, stack, has_out ? Outs(op, stack).written(input, results) : results);
   return true;
 }
 

@@ -63,7 +63,7 @@ bool is_recorded(const at::Tensor& x, const at::Tensor& w) {
 
 std::optional<at::Tensor> styled_product(const at::Tensor& x, const at::Tensor& w,
                                          const std::optional<at::Tensor>& bias, const StyledProduct& how) {
-  if (detail::has_tangent(x) || detail::has_tangent(w)) return std::nullopt;
+  if (detail::has_tangent(x) || detail::has_tangent(w) || detail::has_tangent(bias)) return std::nullopt;
   if (x.dim() < 2 || w.dim() != 2 || !is_dtensor(w) || !is_recorded(x, w)) return std::nullopt;
   const Spec& from = spec_of(x);
   if (from.partial || spec_of(w).partial) return std::nullopt;

@@ -1,6 +1,6 @@
 // Tests detail::record, by which functions of ours enter autograd's graph.
 
-#include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -8,8 +8,10 @@
 #include <c10/core/GradMode.h>
 #include <doctest/doctest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/dtensor/backward_node.h"
+#include "tessera/tests/dtensor/forward_level.h"
 #include "tessera/tests/dtensor/values.h"
 
 namespace tessera::testing {
@@ -113,6 +115,22 @@ TEST_CASE("record: several results, of which some took no part or have no gradie
   (made[0] + made[1]).sum().backward();
   CHECK(given == "-g-gg-");
   CHECK(same(x.grad(), at::full_like(x, 8)));
+}
+
+TEST_CASE("record: a gradient that is missing stays missing, and a tangent is refused") {
+  // Returns its input, and no gradient.
+  struct Blind : torch::autograd::Function<Blind> {
+    static at::Tensor forward(torch::autograd::AutogradContext* /*ctx*/, const at::Tensor& x) { return x.clone(); }
+    static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* /*ctx*/,
+                                                 const torch::autograd::tensor_list& /*grads*/) {
+      return {at::Tensor()};
+    }
+  };
+  const at::Tensor x = leaf(sample({3})), y = leaf(sample({3}, 1));
+  Blind::apply(product(x, y)).sum().backward();
+  CHECK_FALSE(x.grad().defined());
+  const ForwardLevel level;
+  CHECK_THROWS_WITH_AS(product(dual(x, y), y), "product: an input has a tangent", std::logic_error);
 }
 
 TEST_CASE("record: a result may be written in place") {

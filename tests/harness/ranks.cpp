@@ -190,8 +190,11 @@ void check_sizes(const Ranks& ranks) {
 
 // Returns the time limit of one number of ranks: what TESSERA_TEST_SECONDS says, or that of the test case.
 std::chrono::milliseconds limit_of(const Ranks& ranks) {
-  const char* const seconds = std::getenv("TESSERA_TEST_SECONDS");
-  return seconds == nullptr ? ranks.limit() : std::chrono::seconds(std::stoll(seconds));
+  const char* const given = std::getenv("TESSERA_TEST_SECONDS");
+  if (given == nullptr) return ranks.limit();
+  const int seconds = std::atoi(given);
+  if (seconds <= 0) FAIL("TESSERA_TEST_SECONDS is no number of seconds: ", given);
+  return std::chrono::seconds(seconds);
 }
 
 }  // namespace

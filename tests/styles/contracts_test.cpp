@@ -16,6 +16,7 @@
 #include "tessera/placement/layout.h"
 #include "tessera/styles/hooks.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/dtensor/forward_level.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
@@ -136,6 +137,35 @@ TESSERA_RANKS_TEST_CASE("the product of a vector without gradients may be writte
   y.sum().backward();
   CHECK(at::equal(full_tensor(y.detach()), at::full({3}, 6, on(at::kDouble))));
   CHECK(at::equal(full_tensor(added.grad()), b));
+}
+
+TESSERA_RANKS_TEST_CASE("a forward-mode derivative of one operand alone passes a product with a contract", {1, 2, 3}) {
+  const DeviceMesh mesh = tp_line();
+  const at::Tensor x = sample({4, 3, 6});
+  for (const Style& style : {Style(ColwiseParallel()), Style(RowwiseParallel())}) {
+    Linear reference(6, 5), module(6, 5);
+    fill(*reference);
+    fill(*module);
+    reference->to(at::kDouble);
+    module->to(at::kDouble);
+    parallelize_module(module, mesh, style);
+    for (int which = 0; which < 3; ++which) {
+      CAPTURE(which);
+      const ForwardLevel level;
+      const auto with_tangent = [&](int index, const at::Tensor& t, const at::Tensor& like) {
+        if (index != which) return t;
+        const at::Tensor tangent = sample(like.sizes(), 5);
+        return dual(t, is_dtensor(t) ? distribute_tensor(tangent, mesh, placements_of(t)) : tangent);
+      };
+      const at::Tensor want = at::linear(with_tangent(0, x, x), with_tangent(1, reference->weight, reference->weight),
+                                         with_tangent(2, reference->bias, reference->bias));
+      const at::Tensor given = from_local(x, mesh, {Replicate()});
+      const at::Tensor got = at::linear(with_tangent(0, given, x), with_tangent(1, module->weight, reference->weight),
+                                        with_tangent(2, module->bias, reference->bias));
+      REQUIRE(tangent_of(got).defined());
+      CHECK(close(full_tensor(tangent_of(got).detach()), tangent_of(want).detach()));
+    }
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("a rowwise bias under a scattered output: its gradient is reduced once", {2, 3}) {
