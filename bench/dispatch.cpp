@@ -1,6 +1,7 @@
 // Measures what a DTensor adds to an operator's time, beside what PyTorch's DTensor adds to its own. It uses small
 // tensors and a fake group of 8 ranks, so nothing is communicated. On a GPU it measures the time of the CPU, which
-// queues the work. With --cold the caches of the core are empty before each call, as after work of a GPU's driver.
+// queues the work. With --cold it writes to much memory and runs through much code before each call, as a GPU's driver
+// may.
 
 #include <cstdlib>
 #include <iostream>
@@ -62,7 +63,7 @@ int main(int argc, char** argv) {
   bool check = false;
   bool cold = false;
   auto* const checks = app.add_flag("--check", check, "fail when a goal is missed");
-  app.add_flag("--cold", cold, "empty the core's caches before each call, and leave the peer and the goals out")
+  app.add_flag("--cold", cold, "time each call with cold caches, without the peer's times and the goals")
       ->excludes(checks);
   app.add_option("--device", device, "where the tensors are")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--only", only, "measure this row alone");

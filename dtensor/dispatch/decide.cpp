@@ -77,9 +77,10 @@ class Decider {
 
   // Pieces on another device would leave the mesh behind: the next collective would send tensors of another device.
   void refuse_another_device() const {
-    const auto argument = call_.op.schema().argumentIndexWithName("device");
-    // Operators that make a tensor have both; an out= has its own device.
-    if (!argument || !call_.op.schema().argumentIndexWithName("layout")) return;
+    const c10::FunctionSchema& schema = call_.op.schema();
+    const auto argument = schema.argumentIndexWithName("device");
+    // Operators that make a tensor have both arguments; an out= has its own device.
+    if (!argument || !schema.argumentIndexWithName("layout") || schema.returns().empty()) return;
     const at::IValue& given = call_.arg(static_cast<std::size_t>(*argument));
     if (given.isNone() || given.toDevice().is_meta()) return;
     const c10::Device device = given.toDevice(), own = first_spec_.mesh.device();

@@ -83,7 +83,7 @@ void check_alike(const std::string& headline, const std::string& text, int64_t r
   int64_t longest = 0;
   bool alike = true;
   for (int64_t i = 0; i < keys.size(0); ++i) {
-    alike = alike && key[2 * i] == key[0];
+    alike = alike && key[2 * i] == hash;
     longest = std::max(longest, key[2 * i + 1]);
   }
   if (alike) return;

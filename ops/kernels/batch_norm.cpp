@@ -188,11 +188,17 @@ class Outs {
     const Stack args = take_args(op, stack);
     tensors_.assign(args.end() - static_cast<std::ptrdiff_t>(op.schema().returns().size()), args.end());
   }
-  // Throws if a result of these sizes would be written to a tensor of others, or not to a DTensor of `input`'s mesh.
+  // Throws if a result of these sizes would be written to a tensor of others, or to one that does not lie as the result
+  // of `input` does: on its mesh, or plain.
   void check(const at::Tensor& input, const std::vector<std::vector<int64_t>>& sizes) const {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const at::Tensor& out = tensors_[i].toTensor();
       const at::IntArrayRef given = out.sizes();
+      if (out.numel() > 0 && !is_dtensor(input) && is_dtensor(out)) {
+        throw std::invalid_argument(fmt::format(
+            "{}: the input is a plain tensor, and result {} would be written to {}; make the input a DTensor",
+            op_.schema().name(), i, to_string(out)));
+      }
       if (out.numel() > 0 && is_dtensor(input) && !(is_dtensor(out) && mesh_of(out) == mesh_of(input))) {
         throw std::invalid_argument(fmt::format(
             "{}: result {} would be written to {}; give a DTensor of the input's "

@@ -207,7 +207,10 @@ TESSERA_RANKS_TEST_CASE("Checked compares collectives of ranks on streams of the
   const DeviceMesh mesh = tp_line();
   const OwnStream stream;
   const Checked checked(mesh);
+  // Rank 0 comes last and carries the comparison out, on a stream that takes longer than the others'.
+  if (rank() == 0) current_late_stream(mesh.device()).take_at_least(std::chrono::milliseconds(1));
   for (int round = 0; round < kRounds; ++round) {
+    if (rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const int64_t columns = 4 + round;  // what ranks compare is another each time, so that none may take the last
     CHECK(same_values(all_reduce(mine(3, columns), mesh, 0, ReduceOp::kSum), sum_of_ranks(3, columns)));
   }

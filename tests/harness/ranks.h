@@ -24,7 +24,7 @@
 //
 // The time limit is 60 seconds for each number of ranks. Another one is given so:
 //   TESSERA_RANKS_TEST_CASE("a long one", tessera::testing::Ranks({2, 4}).time_limit(std::chrono::seconds(200)))
-// TESSERA_TEST_SECONDS, if it is set, gives the limit of every case, in the place of its own.
+// TESSERA_TEST_SECONDS, if it is set, gives the limit of each number of ranks of every case, in the place of its own.
 //
 // The body's processes are new, so other cases do not affect it. SUBCASEs work, if every rank enters the same ones and
 // ranks are processes. Ranks that are threads share what LibTorch has once for a process, such as its default random

@@ -140,7 +140,9 @@ TEST_CASE("a kernel that makes pieces contiguous is left out only where all of t
           const at::Tensor piece = to_local(spread(t, mesh, {p}));
           const at::Tensor laid =
               call % 2 == 0 ? piece : at::stack({piece, at::full_like(piece, 99)}, -1).select(-1, 0);
-          return from_local(laid, mesh, {p}, {.shape = t.sizes().vec()});
+          const at::Tensor d = from_local(laid, mesh, {p}, {.shape = t.sizes().vec(), .stride = t.strides().vec()});
+          CHECK(to_local(d).is_contiguous() == (call % 2 == 0));
+          return d;
         };
         const auto got =
             at::native_layer_norm_backward(dg, dx, {4}, lay_out(mean), lay_out(rstd), dw, dw, {true, true, true});
