@@ -62,6 +62,11 @@ inline void set_history_of(at::TensorList results, const std::shared_ptr<torch::
   }
 }
 
+// Returns a factor of a product if the other one's gradient needs it: what record() saves of it.
+inline at::Tensor kept_for(const at::Tensor& other, const at::Tensor& factor) {
+  return other.requires_grad() ? factor : at::Tensor();
+}
+
 // Calls `forward`, which returns a new tensor or a list of them, without recording what it does, and records `formula`
 // for the results if one of `inputs` requires a gradient; an input may be undefined. `saved` is what the formula gets
 // in backward: inputs, or undefined tensors. It does what torch::autograd::Function does in less time: in the step of a

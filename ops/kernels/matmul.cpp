@@ -90,12 +90,11 @@ struct ProductFormula {
             node.task_should_compute_output(1) ? Gradients::second(saved[0], saved[1], g) : at::Tensor()};
   }
 };
-at::Tensor kept_for(const at::Tensor& other, const at::Tensor& t) { return other.requires_grad() ? t : at::Tensor(); }
 
 // Calls the operator below autograd, and records its formula.
 template <class Op, class Gradients>
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
-  return detail::record({a, b}, {kept_for(b, a), kept_for(a, b)}, ProductFormula<Op, Gradients>(), [&] {
+  return detail::record({a, b}, {detail::kept_for(b, a), detail::kept_for(a, b)}, ProductFormula<Op, Gradients>(), [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return Op::call(a, b);
   });
@@ -179,7 +178,7 @@ at::Tensor dense_autograd(const at::Tensor& x, const at::Tensor& w) {
 }
 at::Tensor dense_bias_autograd(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
   if (in_forward_mode(x, w) || detail::has_tangent(bias)) return dense_by_bmm(x, w).add(bias);
-  return detail::record({x, w, bias}, {kept_for(w, x), kept_for(x, w)}, BiasedFormula(), [&] {
+  return detail::record({x, w, bias}, {detail::kept_for(w, x), detail::kept_for(x, w)}, BiasedFormula(), [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return DenseBias::call(x, w, bias);
   });

@@ -71,9 +71,7 @@ std::optional<at::Tensor> styled_product(const at::Tensor& x, const at::Tensor& 
   if (any_partial(to)) return std::nullopt;
   const bool moves = to != from.placements;
   if (moves ? !how.contract->gather_input_again : x.dim() < 3) return std::nullopt;
-  // Each factor is needed for the other's gradient.
-  return detail::record({x, w, bias.value_or(at::Tensor())},
-                        {w.requires_grad() ? x : at::Tensor(), x.requires_grad() ? w : at::Tensor()},
+  return detail::record({x, w, bias.value_or(at::Tensor())}, {detail::kept_for(w, x), detail::kept_for(x, w)},
                         StyledFormula{.how = how, .from = from.placements, .moves = moves}, [&] {
                           const at::Tensor brought = detail::redistribute_to_read(x, how.desired);
                           const at::AutoDispatchBelowADInplaceOrView below;

@@ -20,6 +20,22 @@ namespace {
 
 DeviceMesh line(const std::shared_ptr<World>& world) { return init_device_mesh("cpu", {world->size()}, {"tp"}, world); }
 
+// Runs body(mesh, placement) three times for each placement, on three ranks: the first call decides, the others find
+// the decision.
+template <class Body>
+void on_each_layout(const Body& body) {
+  run_in_process(3, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = line(world);
+    for (const Placement& p : {S0, S1, R, P}) {
+      CAPTURE(to_string(p));
+      for (int call = 0; call < 3; ++call) {
+        CAPTURE(call);
+        body(mesh, p);
+      }
+    }
+  });
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -51,76 +67,55 @@ TEST_CASE("the contents of a tensor that is still pending are not given to the n
 }
 
 TEST_CASE("a cached decision gives the same value, layout and version as the first call") {
-  run_in_process(3, [](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = line(world);
-    const at::Tensor whole = whole_numbers({7, 4}, at::kDouble, 1);
-    for (const Placement& p : {S0, S1, R, P}) {
-      CAPTURE(to_string(p));
-      for (int call = 0; call < 3; ++call) {
-        CAPTURE(call);
-        const at::Tensor d = spread(whole, mesh, {p});
-        CHECK(at::equal(full_tensor(at::mul(d, 0.0)), whole * 0.0));
-        CHECK(at::equal(full_tensor(at::mul(d, 3.0)), whole * 3.0));
-        CHECK(at::equal(full_tensor(d.t()), whole.t()));
-        CHECK(at::equal(full_tensor(at::cat({d, d}, 1)), at::cat({whole, whole}, 1)));
-        const auto version = d._version();
-        d.add_(d);
-        CHECK(d._version() == version + 1);
-        CHECK(at::equal(full_tensor(d), whole + whole));
-        const std::vector<at::Tensor> list = {d, d.clone()};
-        for (const at::Tensor& t : at::_foreach_mul(list, list))
-          CHECK(at::allclose(full_tensor(t), (whole + whole).square()));
-      }
-    }
+  const at::Tensor whole = whole_numbers({7, 4}, at::kDouble, 1);
+  on_each_layout([&](const DeviceMesh& mesh, const Placement& p) {
+    const at::Tensor d = spread(whole, mesh, {p});
+    CHECK(at::equal(full_tensor(at::mul(d, 0.0)), whole * 0.0));
+    CHECK(at::equal(full_tensor(at::mul(d, 3.0)), whole * 3.0));
+    CHECK(at::equal(full_tensor(d.t()), whole.t()));
+    CHECK(at::equal(full_tensor(at::cat({d, d}, 1)), at::cat({whole, whole}, 1)));
+    const auto version = d._version();
+    d.add_(d);
+    CHECK(d._version() == version + 1);
+    CHECK(at::equal(full_tensor(d), whole + whole));
+    const std::vector<at::Tensor> list = {d, d.clone()};
+    for (const at::Tensor& t : at::_foreach_mul(list, list))
+      CHECK(at::allclose(full_tensor(t), (whole + whole).square()));
   });
 }
 
 TEST_CASE("a cached decision counts for the number that it was made for") {
-  run_in_process(3, [](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = line(world);
-    const at::Tensor whole = whole_numbers({7, 4}, at::kDouble, 1), integers = whole_numbers({7, 4}, at::kLong, 1);
-    for (const Placement& p : {S0, S1, R, P}) {
-      CAPTURE(to_string(p));
-      for (int call = 0; call < 3; ++call) {
-        CAPTURE(call);
-        for (const at::Scalar& number : {at::Scalar(2), at::Scalar(0.0), at::Scalar(7.5), at::Scalar(1)}) {
-          CHECK(at::allclose(full_tensor(spread(whole, mesh, {p}).abs().pow(number)), whole.abs().pow(number), 1e-14));
-          CHECK(at::equal(full_tensor(spread(whole, mesh, {p}).fill_(number)), at::full_like(whole, number)));
-        }
-        CHECK(at::equal(full_tensor(spread(integers, mesh, {p}).pow(2)), integers.pow(2)));
-        CHECK_THROWS_WITH(spread(integers, mesh, {p}).pow(-1), doctest::Contains("negative integer powers"));
-      }
+  const at::Tensor whole = whole_numbers({7, 4}, at::kDouble, 1), integers = whole_numbers({7, 4}, at::kLong, 1);
+  on_each_layout([&](const DeviceMesh& mesh, const Placement& p) {
+    for (const at::Scalar& number : {at::Scalar(2), at::Scalar(0.0), at::Scalar(7.5), at::Scalar(1)}) {
+      CHECK(at::allclose(full_tensor(spread(whole, mesh, {p}).abs().pow(number)), whole.abs().pow(number), 1e-14));
+      CHECK(at::equal(full_tensor(spread(whole, mesh, {p}).fill_(number)), at::full_like(whole, number)));
     }
+    CHECK(at::equal(full_tensor(spread(integers, mesh, {p}).pow(2)), integers.pow(2)));
+    CHECK_THROWS_WITH(spread(integers, mesh, {p}).pow(-1), doctest::Contains("negative integer powers"));
   });
 }
 
 TEST_CASE("cached decisions of parts, and of tensors like another") {
-  run_in_process(3, [](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = line(world);
-    const at::Tensor whole = whole_numbers({7, 4}, at::kDouble, 1);
-    for (const Placement& p : {S0, S1, R, P}) {
-      CAPTURE(to_string(p));
-      for (int call = 0; call < 3; ++call) {
-        CAPTURE(call);
-        const at::Tensor d = spread(whole, mesh, {p});
-        for (const int64_t dim : {0, 1}) {
-          const std::vector<at::Tensor> parts = d.split(3, dim), want = whole.split(3, dim);
-          REQUIRE(parts.size() == want.size());
-          for (std::size_t i = 0; i < want.size(); ++i) CHECK(at::equal(full_tensor(parts[i]), want[i]));
-        }
-        if (p == S0) {
-          const at::Tensor written = whole.clone();
-          written.split(3, 1)[1].mul_(5);
-          d.split(3, 1)[1].mul_(5);
-          CHECK(at::equal(full_tensor(d), written));
-        }
-        CHECK(at::equal(full_tensor(at::ones_like(d)), at::ones_like(whole)));
-        const at::Tensor zeros = at::zeros_like(d, at::kFloat);
-        CHECK((zeros.scalar_type() == at::kFloat));
-        CHECK(at::equal(full_tensor(zeros), at::zeros_like(whole, at::kFloat)));
-        CHECK(full_tensor(at::zeros_like(d.t(), at::MemoryFormat::Contiguous)).is_contiguous());
-      }
+  const at::Tensor whole = whole_numbers({7, 4}, at::kDouble, 1);
+  on_each_layout([&](const DeviceMesh& mesh, const Placement& p) {
+    const at::Tensor d = spread(whole, mesh, {p});
+    for (const int64_t dim : {0, 1}) {
+      const std::vector<at::Tensor> parts = d.split(3, dim), want = whole.split(3, dim);
+      REQUIRE(parts.size() == want.size());
+      for (std::size_t i = 0; i < want.size(); ++i) CHECK(at::equal(full_tensor(parts[i]), want[i]));
     }
+    if (p == S0) {
+      const at::Tensor written = whole.clone();
+      written.split(3, 1)[1].mul_(5);
+      d.split(3, 1)[1].mul_(5);
+      CHECK(at::equal(full_tensor(d), written));
+    }
+    CHECK(at::equal(full_tensor(at::ones_like(d)), at::ones_like(whole)));
+    const at::Tensor zeros = at::zeros_like(d, at::kFloat);
+    CHECK((zeros.scalar_type() == at::kFloat));
+    CHECK(at::equal(full_tensor(zeros), at::zeros_like(whole, at::kFloat)));
+    CHECK(full_tensor(at::zeros_like(d.t(), at::MemoryFormat::Contiguous)).is_contiguous());
   });
 }
 
