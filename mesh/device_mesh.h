@@ -30,10 +30,11 @@ using MeshDimOptions = std::map<std::string, GroupOptions>;
 //   - A process group is made at its first use, not with the mesh.
 class DeviceMesh {
  public:
-  // Throws std::invalid_argument when a rank of `mesh` is outside the world, when `options` name a mesh dimension that
-  // `mesh` does not have, and when World::normalized refuses them; std::runtime_error when `device_type` is CUDA and
-  // this rank has no CUDA device, unless the world is fake. On CUDA makes device() the calling thread's current device,
-  // and lets backward that this thread begins run on it. Does not communicate.
+  // Throws std::invalid_argument on a null world, on a device type other than the CPU, CUDA or the accelerator that has
+  // registered itself, when a rank of `mesh` is outside the world, when `options` name a mesh dimension that `mesh`
+  // does not have, and when World::normalized refuses them; std::runtime_error when `device_type` is CUDA and this rank
+  // has no CUDA device, unless the world is fake. On CUDA makes device() the calling thread's current device, and lets
+  // backward that this thread begins run on it. Does not communicate.
   DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh, const MeshDimOptions& options = {});
 
   // Makes a mesh over process groups that the caller has made: `groups` has one per mesh dimension of `mesh`. From a
@@ -41,12 +42,14 @@ class DeviceMesh {
   // the caller must not use them while a collective of Tessera runs. The world makes all other groups, such as those of
   // merged mesh dimensions. Without `world`, the environment's is used. Every member of `mesh` must call this. No
   // communication.
-  // Throws std::invalid_argument when this rank is outside `mesh`, and when a group's size, this rank's position in it,
+  // Throws where the constructor does, and std::invalid_argument when `groups` has not as many groups as `mesh` has
+  // dimensions, on a null group, when this rank is outside `mesh`, and when a group's size, this rank's position in it,
   // or the global ranks in its options differ from those along its mesh dimension.
   static DeviceMesh from_group(const std::vector<c10::intrusive_ptr<c10d::Backend>>& groups, const std::string& device,
                                const Mesh& mesh, std::shared_ptr<World> world = nullptr);
   // Makes the 1-D mesh over one group. Its ranks are global_ranks_in_group of the group's options, or all ranks of the
-  // world when the group is as large as the world. Throws std::invalid_argument when neither gives the ranks.
+  // world when the group is as large as the world. Throws std::invalid_argument when neither gives the ranks, and where
+  // the function above does.
   static DeviceMesh from_group(const c10::intrusive_ptr<c10d::Backend>& group, const std::string& device,
                                const std::string& name = "", std::shared_ptr<World> world = nullptr);
 
@@ -72,7 +75,7 @@ class DeviceMesh {
   int64_t local_rank(std::string_view name) const;
 
   // Returns the submesh over the named dimensions, in that order, that contains this rank. A rank outside the mesh gets
-  // the submesh at coordinate 0.
+  // the submesh at coordinate 0. Throws std::invalid_argument on an unknown name, on one given twice, and on none.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](const std::vector<std::string>& names) const;
   DeviceMesh operator[](std::initializer_list<std::string> names) const;  // mesh[{"tp", "dp"}]
@@ -97,7 +100,9 @@ class DeviceMesh {
 
   // Returns the process group along one mesh dimension that contains this rank; its members make it together at first
   // use. To use it, include <torch/csrc/distributed/c10d/Backend.hpp>. Collectives called on it directly are neither
-  // counted nor guarded by the world.
+  // counted nor guarded by the world. Throws std::invalid_argument on a rank outside the mesh and on an unknown mesh
+  // dimension; std::runtime_error when another thread of this rank communicates, when the world has failed, and when
+  // the device or its backend is not available.
   c10::intrusive_ptr<c10d::Backend> group(int64_t mesh_dim) const;
   c10::intrusive_ptr<c10d::Backend> group(std::string_view name) const;
   // Returns the global ranks of that group, ordered by coordinate.

@@ -10,8 +10,10 @@ namespace tessera {
 
 // Holds the options in which one process group differs from the others of its world.
 struct GroupOptions {
-  std::optional<std::chrono::milliseconds> timeout = {};  // limit of each wait in the group; empty: the world's
-  std::string backend = {};                               // "gloo", and "nccl" on cuda; empty: the world's own
+  // Limits each wait in the group; empty: the world's limit.
+  std::optional<std::chrono::milliseconds> timeout = {};
+  // Is "gloo"; "mpi" in a world over MPI; "nccl" on cuda; empty: the world's own.
+  std::string backend = {};
 
   friend auto operator<=>(const GroupOptions&, const GroupOptions&) = default;
 };

@@ -42,6 +42,21 @@ std::string suffix_of(const GroupOptions& options) {
          (options.timeout.has_value() ? fmt::format("/limit={}", options.timeout->count()) : "");
 }
 
+// Wraps a backend that the caller has made.
+BackendGroup wrap(c10::intrusive_ptr<c10d::Backend> backend) {
+  return backend->getBackendName() == "nccl" ? wrap_nccl_group(std::move(backend)) : wrap_group(std::move(backend));
+}
+
+// Starts to close `group` on a thread of its own. If none can be had, closes it on this one.
+void start_to_close(const BackendGroup& group, std::vector<std::jthread>& closers) noexcept {
+  try {
+    closers.emplace_back([&group] { group.close(); });
+  } catch (const std::exception& error) {  // also where there is no memory
+    spdlog::debug("closing a group without a thread of its own: {}", error.what());
+    group.close();
+  }
+}
+
 }  // namespace
 
 GroupTable::GroupTable(Options options) : options_(std::move(options)) {}
@@ -55,6 +70,10 @@ void GroupTable::end() noexcept {
   if (std::exchange(ended_, true)) return;
   // The watch goes on meanwhile, so that the loss of a rank ends the wait for what it does not send any more.
   end_each(&OrderlyEnd::drain);
+  // Nobody asks any more whether a collective was aborted whose values are in use.
+  if (!options_.board->failed()) {
+    if (const std::optional<WaitError> error = aborted()) spdlog::warn("rank {}: {}", options_.rank, error->what());
+  }
   end_watch();
   end_each(&OrderlyEnd::end);
 }
@@ -109,6 +128,7 @@ c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ra
   }
   spdlog::debug("rank {}: made the group of ranks [{}]", options_.rank, fmt::join(ranks, ", "));
   const std::lock_guard lock(mutex_);
+  if (made.aborted) some_abort_themselves_ = true;
   const auto inserted = groups_.emplace(key, std::move(made)).first;
   // If the job has failed meanwhile, close_all() has not closed this group.
   if (options_.board->failed()) inserted->second.close();
@@ -126,7 +146,7 @@ void GroupTable::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device
                        c10::intrusive_ptr<c10d::Backend> backend) {
   start_watch(ranks);
   const Key key{.device = device, .ranks = ranks, .options = {}};
-  const BackendGroup adopted = wrap_group(std::move(backend));
+  const BackendGroup adopted = wrap(std::move(backend));
   BackendGroup replaced;
   {
     const std::lock_guard lock(mutex_);
@@ -137,6 +157,7 @@ void GroupTable::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device
   end_one(replaced, &OrderlyEnd::drain);
   {
     const std::lock_guard lock(mutex_);
+    if (adopted.aborted) some_abort_themselves_ = true;
     groups_.insert_or_assign(key, adopted);
     if (options_.board->failed()) {
       adopted.close();
@@ -149,6 +170,19 @@ void GroupTable::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device
 std::size_t GroupTable::size() const {
   const std::lock_guard lock(mutex_);
   return groups_.size();
+}
+
+std::optional<WaitError> GroupTable::aborted() const {
+  if (!some_abort_themselves_) [[likely]]
+    return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, group] : groups_) {
+    const std::optional<WaitError::Cause> cause = group.aborted ? group.aborted() : std::nullopt;
+    if (!cause.has_value()) continue;
+    const char* const why = *cause == WaitError::Cause::kTimeout ? "its time limit" : "an error of NCCL";
+    return WaitError(*cause, fmt::format("NCCL has aborted the group's collectives after {}", why), key.ranks);
+  }
+  return std::nullopt;
 }
 
 void GroupTable::start_watch(const std::vector<int64_t>& ranks) {
@@ -232,8 +266,14 @@ bool GroupTable::close_all() noexcept {
   } else if (!lock.try_lock()) {
     return false;  // another thread uses the table; the watch tries again
   }
+  // The abort of an NCCL group takes up to some seconds, and may wait for a kernel that another group's abort ends.
+  std::vector<std::jthread> closers;  // they are joined before the mutex is free
   for (const auto& [key, group] : groups_) {
-    if (!busy || group.closes_while_busy) group.close();
+    if (group.closes_while_busy) {
+      start_to_close(group, closers);
+    } else if (!busy) {
+      group.close();
+    }
   }
   return !busy;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -7,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -70,11 +72,16 @@ class GroupTable {
   void adopt(const std::vector<int64_t>& ranks, c10::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend);
   // Returns the number of groups.
   std::size_t size() const;
-  // Closes the groups of a failed world. Returns false when some had to stay open, because another thread is in a
-  // collective: the watch then closes them as soon as that thread is done.
+  // Returns an error about a group that its backend has aborted by itself, if there is one, with the group's ranks as
+  // those that it waited for. Cheap where no backend does so.
+  std::optional<WaitError> aborted() const;
+  // Closes the groups of a failed world, those that close while this rank is busy all at once. Returns false when some
+  // had to stay open, because another thread is in a collective: the watch then closes them as soon as that thread is
+  // done.
   bool close_all() noexcept;
   // Waits for what this rank has queued on a device, and ends the watch thread and then the groups, unless the job has
-  // failed. The World that has this table calls it, and uses its groups no more.
+  // failed. Warns of a group that its backend has aborted. The World that has this table calls it, and uses its groups
+  // no more.
   void end() noexcept;
   // Ends the watch thread, until the next group is made.
   void end_watch();
@@ -101,6 +108,7 @@ class GroupTable {
   const Options options_;
   mutable std::mutex mutex_;  // guards groups_; never held while a group is made
   std::map<Key, BackendGroup> groups_;
+  std::atomic<bool> some_abort_themselves_{false};  // whether a group has had BackendGroup::aborted
   std::jthread watcher_;
   bool ended_ = false;
 };

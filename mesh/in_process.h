@@ -22,11 +22,11 @@ struct InProcessOptions {
 //     ...
 //   });
 //
-// Collectives copy within memory and take some microseconds; a mismatch between ranks throws on all of them. Pass the
-// World to every mesh. The threads have LibTorch's default modes, so the caller's NoGradGuard does not apply in them;
-// but autocast's cache of casts, which all threads share, is switched off. Runs may be nested and may run at the same
-// time. The ranks share this machine's cores: with OMP_NUM_THREADS=1 operators on large tensors do not start more
-// threads on each rank.
+// Collectives copy within memory and take some tens of microseconds; a mismatch between ranks throws on all of them.
+// Pass the World to every mesh. The threads have LibTorch's default modes, so the caller's NoGradGuard does not apply
+// in them; but autocast's cache of casts, which all threads share, is switched off. Runs may be nested and may run at
+// the same time. The ranks share this machine's cores: with OMP_NUM_THREADS=1 operators on large tensors do not start
+// more threads on each rank.
 //
 // A mesh on "cuda" puts the tensors of all ranks on one GPU, for development and tests. Backward runs on each rank's
 // own thread: LibTorch's one thread per GPU could not serve ranks that wait for each other.

@@ -4,6 +4,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,11 @@ using Clock = std::chrono::steady_clock;
 // A wait looks for a failure this often.
 constexpr auto kFailureLook = std::chrono::milliseconds(250);
 
+// LibTorch's watchdog of an NCCL group writes this key before it aborts the group, to ask all ranks for a dump, whether
+// or not they make any. Where rank 0 serves the store and is stopped, the write would take the whole time limit and
+// delay the abort by it. So it is not written.
+constexpr std::string_view kDumpKey = "exception_dump";
+
 class WatchedStore : public c10d::Store {
  public:
   WatchedStore(c10::intrusive_ptr<c10d::Store> base, std::shared_ptr<FailureBoard> board, std::vector<int64_t> ranks)
@@ -35,7 +41,9 @@ class WatchedStore : public c10d::Store {
   c10::intrusive_ptr<c10d::Store> clone() override {
     return c10::make_intrusive<WatchedStore>(base_->clone(), board_, ranks_);
   }
-  void set(const std::string& key, const Bytes& value) override { base_->set(key, value); }
+  void set(const std::string& key, const Bytes& value) override {
+    if (!key.ends_with(kDumpKey)) base_->set(key, value);
+  }
   Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
     return base_->compareSet(key, expected, desired);
   }

@@ -95,7 +95,9 @@ class World : public std::enable_shared_from_this<World> {
   static std::shared_ptr<World> from_environment();
   // Makes a world from explicit options. Its keys in the store begin with "tessera/", so two worlds need two stores, or
   // two c10d::PrefixStores. Over MPI this call is collective: all ranks of the world start MPI together. Throws
-  // std::invalid_argument on a rank outside [0, size) or a missing store, std::runtime_error when MPI does not start.
+  // std::invalid_argument on a rank outside [0, size), a local rank or local size that does not fit, a missing store,
+  // and a timeout that is not positive; std::runtime_error when another process has joined as the same rank, when the
+  // ranks that have joined are of a world of another size, and when MPI does not start.
   static std::shared_ptr<World> create(WorldOptions options);
   // Makes a world of any size in one process, whose collectives move nothing: for making plans and for tests that count
   // collectives.
@@ -155,14 +157,16 @@ class World : public std::enable_shared_from_this<World> {
   // first writer wins) and closes every group, so that the current or next collective of every other rank throws this
   // text within 5 seconds. Never throws. Does nothing in a fake world and in a world of one rank.
   void fail(const std::string& where, const std::string& text) noexcept;
-  // Throws std::runtime_error with the recorded failure if this world has failed. It is cheap and does not communicate.
+  // Throws std::runtime_error with the recorded failure if this world has failed. A group that its backend has aborted
+  // by itself, as LibTorch's watchdog aborts NCCL's, fails the job here. It is cheap, and does not communicate before
+  // that.
   void check_alive() const;
   // Turns an exception of a collective into the job's error and throws it as std::runtime_error: the failure that
   // another rank wrote to the store, else a text that names `where`, the group's ranks, the timeout or the loss of a
   // peer, and the library's own text. Of a WaitError (mesh/backends/backend_group.h) only the awaited ranks may be
   // lost; the others may have ended because they had finished their part.
   [[noreturn]] void rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
-                                               const std::exception& error);
+                                               const std::exception& error) const;
   // Runs code that may throw on this rank alone; an exception in it fails the job: fail(where, ...) is called, and the
   // exception is thrown on. A MismatchError, which every rank of the group throws, is only thrown on.
   void guard(const std::string& where, const std::function<void()>& callback);

@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
+#include "tessera/mesh/backends/backend_group.h"
 #include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/mismatch.h"
 #include "tessera/mesh/record_file.h"
@@ -50,8 +51,12 @@ void World::fail(const std::string& where, const std::string& text) noexcept {
 }
 
 void World::check_alive() const {
-  if (!impl_->board->failed()) [[likely]]
-    return;
+  if (!impl_->board->failed()) [[likely]] {
+    const std::optional<WaitError> aborted = impl_->groups.aborted();
+    if (!aborted.has_value()) [[likely]]
+      return;
+    rethrow_collective_failure("a collective on a GPU", aborted->awaited, *aborted);
+  }
   const std::string text = impl_->failed_text();
   keep_records(text);
   throw std::runtime_error(text);
@@ -79,7 +84,7 @@ void World::Impl::keep_records(const Recorder& recorder, const std::string& fail
 }
 
 void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
-                                       const std::exception& error) {
+                                       const std::exception& error) const {
   FailureBoard& board = *impl_->board;
   const std::string own_text = error_text(error), shortage = board.what_is_lacking();
   const std::string library_text = own_text + (shortage.empty() ? "" : "; " + shortage);
@@ -87,7 +92,11 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
   if (!board.failed()) {
     // After a timeout no rank is taken as lost, and of a WaitError only the awaited ones: other ranks may have ended
     // because they had finished their part.
-    const auto* const wait = dynamic_cast<const WaitError*>(&error);
+    const auto* wait = dynamic_cast<const WaitError*>(&error);
+    // The backend that has aborted a group knows why better than what its collectives then throw.
+    const std::optional<WaitError> aborted =
+        wait == nullptr && !is_own_error(error) ? impl_->groups.aborted() : std::nullopt;
+    if (aborted.has_value()) wait = &*aborted;
     const bool known = wait != nullptr && wait->cause == WaitError::Cause::kLeft;
     // A rank that lacks something may nevertheless have lost a peer: what it lacks is the reason only where the library
     // says so, or where nobody else is found to have failed.

@@ -202,8 +202,7 @@ int64_t World::ranks_per_host() const {
       const std::vector<uint8_t> text = watched->get(kLocalSizeKey);
       impl_->host_size = std::stoll(std::string(text.begin(), text.end()));
     } catch (const std::exception& error) {
-      // A World is never const itself: create() makes all of them.
-      const_cast<World*>(this)->rethrow_collective_failure("asking rank 0 how many ranks a host has", {0}, error);
+      rethrow_collective_failure("asking rank 0 how many ranks a host has", {0}, error);
     }
   });
   return impl_->host_size;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -20,6 +21,20 @@ class Store;
 
 namespace tessera {
 
+// A wait for other ranks has failed.
+struct WaitError : std::runtime_error {
+  enum class Cause {
+    kTimeout,
+    kLeft,  // a rank that is a thread has returned from its body, or its World is gone
+    kLost,  // GroupRequest::lost returned true, or the backend has failed
+  };
+  WaitError(Cause why, const std::string& text, std::vector<int64_t> for_ranks)
+      : runtime_error(text), cause(why), awaited(std::move(for_ranks)) {}
+
+  Cause cause;
+  std::vector<int64_t> awaited;  // global ranks that had not yet sent, or not yet received
+};
+
 // Holds a c10d backend and the function that aborts it.
 struct BackendGroup {
   c10::intrusive_ptr<c10d::Backend> backend;
@@ -30,6 +45,10 @@ struct BackendGroup {
   std::function<void()> close;
   // Says whether close() may also be called while this rank is in a collective, which then ends.
   bool closes_while_busy = false;
+  // Says whether the backend has aborted the group by itself, and why: values of its collectives may then be wrong
+  // without an error of theirs. It is empty for backends that never do. Any thread may call it; it is cheap, and never
+  // throws.
+  std::function<std::optional<WaitError::Cause>()> aborted = {};
 };
 
 // Describes the process group that a backend is to make.
@@ -48,20 +67,6 @@ struct GroupRequest {
   std::function<bool(const std::vector<int64_t>& awaited)> lost = [](const std::vector<int64_t>&) { return false; };
 };
 
-// A wait for other ranks has failed.
-struct WaitError : std::runtime_error {
-  enum class Cause {
-    kTimeout,
-    kLeft,  // a rank that is a thread has returned from its body, or its World is gone
-    kLost,  // GroupRequest::lost returned true
-  };
-  WaitError(Cause why, const std::string& text, std::vector<int64_t> for_ranks)
-      : runtime_error(text), cause(why), awaited(std::move(for_ranks)) {}
-
-  Cause cause;
-  std::vector<int64_t> awaited;  // global ranks that had not yet sent, or not yet received
-};
-
 // A World calls this function, which a user gives as WorldOptions::make_group, to make its groups. The call is
 // collective over the group and may throw.
 using MakeGroup = std::function<BackendGroup(const GroupRequest&)>;
@@ -72,7 +77,7 @@ using MakeGroup = std::function<BackendGroup(const GroupRequest&)>;
 // and does not kill the process.
 BackendGroup make_gloo_group(const GroupRequest& request);
 // Wraps a backend that the caller has made. close() closes the connections of a Gloo group, and calls abort() of any
-// other.
+// other. For NCCL's there is wrap_nccl_group() in nccl_group.h.
 BackendGroup wrap_group(c10::intrusive_ptr<c10d::Backend> backend);
 // Makes an MPI communicator of the members. start_mpi() must have been called.
 BackendGroup make_mpi_group(const GroupRequest& request);

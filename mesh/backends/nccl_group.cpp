@@ -1,26 +1,72 @@
 #include "tessera/mesh/backends/nccl_group.h"
 
+#include <chrono>
+#include <exception>
+#include <optional>
 #include <stdexcept>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <spdlog/spdlog.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "tessera/mesh/core/within.h"
 
 #ifdef USE_C10D_NCCL
-#include <chrono>
 #include <cstdlib>
-#include <exception>
 #include <string>
-#include <utility>
+#include <string_view>
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
-
-#include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "tessera/mesh/backends/orderly_end.h"
-#include "tessera/mesh/core/within.h"
 #endif
 
 namespace tessera {
+namespace {
+
+constexpr std::chrono::milliseconds kToAbort{4000};
+
+// Aborts what the GPU has not done yet. A CUDA graph that has a collective of this group makes NCCL wait for the
+// graph's end, so an abort that takes long is left to itself.
+void abort_in_time(c10::intrusive_ptr<c10d::Backend> backend) noexcept {
+  try {
+    within(kToAbort, "closing an NCCL group", [backend = std::move(backend)]() mutable {
+      backend->abort();
+      backend.reset();  // before the caller is told: the process may end then
+    });
+  } catch (const std::exception& error) {
+    spdlog::debug("closing an NCCL group: {}", error.what());
+  }
+}
+
+// LibTorch's watchdog notes the error before it aborts the group.
+std::optional<WaitError::Cause> cause_of_abort(c10d::Backend& backend) {
+  const c10d::ErrorType error = backend.getError();
+  if (error == c10d::ErrorType::SUCCESS) return std::nullopt;
+  return error == c10d::ErrorType::TIMEOUT ? WaitError::Cause::kTimeout : WaitError::Cause::kLost;
+}
+
+// A backend of another class may have NCCL's name, and then need not tell of its errors.
+bool tells_errors(c10d::Backend& backend) {
+  try {
+    backend.getError();
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+BackendGroup wrap_nccl_group(c10::intrusive_ptr<c10d::Backend> backend) {
+  BackendGroup group{.backend = backend, .close = [backend] { abort_in_time(backend); }, .closes_while_busy = true};
+  if (tells_errors(*backend)) group.aborted = [backend] { return cause_of_abort(*backend); };
+  return group;
+}
 
 #ifdef USE_C10D_NCCL
 
@@ -30,17 +76,19 @@ namespace {
 
 // After an error, a timeout or a failed check on the device LibTorch's watchdog would end the process. With these
 // settings it aborts the communicator, at once, so that a host that waits for the GPU goes on, and the next collective
-// throws. What the user has set stays.
+// throws. What the user has set stays, except for a handling of "1", which ends the process too: torchrun sets it for
+// every job.
 void keep_the_process() {
+  constexpr const char* kHandling = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
   constexpr const char* kAbortOnly = "2";
-  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", kAbortOnly, /*overwrite=*/0);
+  constexpr std::string_view kEndTheProcess = "1";
+  const char* const given = std::getenv(kHandling);
+  setenv(kHandling, kAbortOnly, /*overwrite=*/given != nullptr && given == kEndTheProcess);
   for (const char* const name : {"TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT",
                                  "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "TORCH_NCCL_RETHROW_CUDA_ERRORS"}) {
     setenv(name, "0", /*overwrite=*/0);
   }
 }
-
-constexpr std::chrono::milliseconds kToAbort{4000};
 
 // The destructor of LibTorch's class aborts what the GPU has not done yet, and thereby what other ranks wait for. It
 // throws, and so ends the process, where an abort fails that nobody has tried before.
@@ -62,21 +110,8 @@ class NcclGroup final : public c10d::ProcessGroupNCCL, public OrderlyEnd {
     } catch (const LateError&) {
       throw;
     } catch (...) {
-      close();
+      abort_in_time(shared());
       throw;
-    }
-  }
-
-  // Aborts what the GPU has not done yet. A CUDA graph that has a collective of this group makes NCCL wait for the
-  // graph's end, so an abort that takes long is left to itself.
-  void close() noexcept {
-    try {
-      within(kToAbort, "closing an NCCL group", [self = shared()]() mutable {
-        self->abort();
-        self.reset();
-      });
-    } catch (const std::exception& error) {
-      spdlog::debug("closing an NCCL group: {}", error.what());
     }
   }
 
@@ -107,7 +142,7 @@ BackendGroup make_nccl_group(const GroupRequest& request) {
                     "TESSERA_CUDA_BACKEND=gloo to develop on one",
                     device.str()));
   }
-  return {.backend = nccl, .close = [nccl] { nccl->close(); }, .closes_while_busy = true};
+  return wrap_nccl_group(nccl);
 }
 
 #else

@@ -221,6 +221,7 @@ void barrier(const DeviceMesh& mesh, int64_t mesh_dim) {
   const Call call = begin_call("barrier", mesh, mesh_dim);
   if (call.n() == 1) return;
   run_call(mesh, mesh_dim, [&] { return start_call(call, 0, {}, [&] { return barrier_all(call); }); });
+  mesh.world().check_alive();  // a barrier over NCCL that was aborted returns without an error
 }
 
 }  // namespace tessera

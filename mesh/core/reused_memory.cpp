@@ -49,6 +49,14 @@ class Kept {
     list_.push_back({storage, storage.nbytes()});
   }
 
+  bool has(const c10::Storage& storage) {
+    const std::lock_guard lock(mutex_);
+    const auto is_it = [&](const One& one) {
+      return one.storage.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
+    };
+    return std::ranges::any_of(list_, is_it);
+  }
+
   std::size_t free_bytes() {
     const std::lock_guard lock(mutex_);
     std::size_t out = 0;
@@ -119,5 +127,7 @@ at::Tensor reused_copy(const at::Tensor& tensor) {
 }
 
 std::size_t reusable_bytes() { return kept().free_bytes(); }
+
+bool is_listed(const c10::Storage& storage) { return kept().has(storage); }
 
 }  // namespace tessera

@@ -18,5 +18,7 @@ at::Tensor reused_copy(const at::Tensor& tensor);
 
 // Returns, for tests, how many bytes are kept that nobody holds.
 std::size_t reusable_bytes();
+// Says whether the list of memory to be reused holds this storage, and so counts as one of its owners.
+bool is_listed(const c10::Storage& storage);
 
 }  // namespace tessera

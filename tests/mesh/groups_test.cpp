@@ -1,12 +1,14 @@
 // Tests groups that the caller made, and groups with options of their own.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -30,6 +32,7 @@ using namespace tessera;
 using namespace std::chrono_literals;
 using tessera::testing::check_refused;
 using tessera::testing::world;
+using Cause = WaitError::Cause;
 using Group = c10::intrusive_ptr<c10d::Backend>;
 using Ints = std::vector<int64_t>;
 
@@ -67,18 +70,48 @@ class NotedEnd : public c10d::Backend, public OrderlyEnd {
   std::string& note_;
 };
 
-// Returns what is noted of the groups of a world that ends after `body`.
-std::string end_of_world(const std::string& place, const std::function<void(World&)>& body) {
-  std::string note;
+// Has a barrier that calls a function and waits for nothing.
+class CallingBarrier : public c10d::Backend {
+ public:
+  CallingBarrier(int rank, int size, std::function<void()> call) : Backend(rank, size), call_(std::move(call)) {}
+  const std::string getBackendName() const override { return "calling"; }
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override {
+    call_();
+    return nullptr;
+  }
+
+ private:
+  const std::function<void()> call_;
+};
+
+// Makes another world of the same ranks, whose groups come from `make_group`.
+std::shared_ptr<World> own_world(const std::string& place, MakeGroup make_group) {
   WorldOptions options;
   options.rank = options.local_rank = world()->rank();
   options.size = options.local_size = world()->size();
   options.store = c10::make_intrusive<c10d::PrefixStore>(place, world()->store());
-  options.make_group = [&note](const GroupRequest& request) {
-    return BackendGroup{c10::make_intrusive<NotedEnd>(request.rank, request.size, note), [&note] { note += "close "; }};
-  };
+  options.make_group = std::move(make_group);
+  return World::create(std::move(options));
+}
+
+// Makes a world whose groups call `in_barrier`. Their backend has aborted them when `aborted` has a value.
+std::shared_ptr<World> aborting_world(const std::string& place, const std::optional<Cause>& aborted,
+                                      const std::function<void()>& in_barrier) {
+  return own_world(place, [&aborted, in_barrier](const GroupRequest& request) {
+    return BackendGroup{.backend = c10::make_intrusive<CallingBarrier>(request.rank, request.size, in_barrier),
+                        .close = [] {},
+                        .aborted = [&aborted] { return aborted; }};
+  });
+}
+
+// Returns what is noted of the groups of a world that ends after `body`.
+std::string end_of_world(const std::string& place, const std::function<void(World&)>& body) {
+  std::string note;
   {
-    const std::shared_ptr<World> own = World::create(std::move(options));
+    const std::shared_ptr<World> own = own_world(place, [&note](const GroupRequest& request) {
+      return BackendGroup{c10::make_intrusive<NotedEnd>(request.rank, request.size, note),
+                          [&note] { note += "close "; }};
+    });
     init_device_mesh("cpu", {world()->size()}, {"tp"}, own).group("tp");
     body(*own);
   }
@@ -244,6 +277,90 @@ TESSERA_RANKS_TEST_CASE("a group ends when another one takes its place, and not 
   };
   CHECK(end_of_world("replaced", replace) == "drain end ");
   CHECK(other == "drain end ");
+}
+
+TESSERA_RANKS_TEST_CASE("a group that its backend has aborted fails the job, and what comes next says why", {2}) {
+  struct Row {
+    std::string place;
+    Cause cause;
+    std::string text;
+  };
+  const std::vector<Row> rows = {
+      {"timeout", Cause::kTimeout,
+       "waited in vain in a collective on a GPU: NCCL has aborted the group's collectives after its time limit"},
+      {"loss", Cause::kLost, "a peer was lost: which one is not known"},
+  };
+  const DeviceMesh all = init_device_mesh("cpu", {2}, {"tp"}, world());
+  for (const Row& row : rows) {
+    CAPTURE(row.place);
+    std::optional<Cause> aborted;
+    const std::shared_ptr<World> own = aborting_world("aborted/" + row.place, aborted, [] {});
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, own);
+    CHECK_NOTHROW(barrier(mesh, 0));
+    CHECK_NOTHROW(own->check_alive());
+    barrier(all, 0);
+    aborted = row.cause;
+    check_refused<std::runtime_error>([&] { own->check_alive(); }, row.text);
+    check_refused<std::runtime_error>([&] { barrier(mesh, 0); }, row.text);
+    barrier(all, 0);  // no rank leaves its store while the other looks for a reason
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a group whose backend does not say whether it has aborted it is taken as it is", {2}) {
+  const std::shared_ptr<World> own = own_world("says nothing", [](const GroupRequest& request) {
+    return BackendGroup{c10::make_intrusive<CallingBarrier>(request.rank, request.size, [] {}), [] {}};
+  });
+  CHECK_NOTHROW(barrier(init_device_mesh("cpu", {2}, {"tp"}, own), 0));
+  CHECK_NOTHROW(own->check_alive());
+}
+
+TESSERA_RANKS_TEST_CASE("a barrier that its backend aborts throws, also where the backend's own does not", {2}) {
+  const DeviceMesh all = init_device_mesh("cpu", {2}, {"tp"}, world());
+  for (const bool throws : {false, true}) {
+    CAPTURE(throws);
+    std::optional<Cause> aborted;
+    const auto in_barrier = [&aborted, throws] {
+      aborted = Cause::kTimeout;
+      if (throws) throw std::runtime_error("the communicator was aborted");
+    };
+    const std::string place = throws ? "aborted/with an error" : "aborted/without an error";
+    const std::shared_ptr<World> own = aborting_world(place, aborted, in_barrier);
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, own);
+    mesh.group("tp");
+    barrier(all, 0);  // both have made their group
+    // Where the backend throws, the collective and the backend's text are named.
+    const std::string text = throws ? "waited in vain in barrier on mesh dimension tp of {tp: 2} on cpu: the "
+                                      "communicator was aborted"
+                                    : "waited in vain in a collective on a GPU: NCCL has aborted the group's";
+    check_refused<std::runtime_error>([&] { barrier(mesh, 0); }, text);
+    barrier(all, 0);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("groups that close while their rank is busy are closed all at once", {2}) {
+  std::string note;
+  std::atomic<int> begun = 0;
+  std::atomic<bool> late = false;
+  const auto close = [&] {
+    ++begun;
+    const auto deadline = std::chrono::steady_clock::now() + 5s;
+    while (begun < 2 && !late) {
+      if (std::chrono::steady_clock::now() > deadline) late = true;
+      std::this_thread::sleep_for(1ms);
+    }
+  };
+  const std::shared_ptr<World> own = own_world("closed at once", [&](const GroupRequest&) {
+    return BackendGroup{.backend = noted(note), .close = close, .closes_while_busy = true};
+  });
+  own->group({0, 1}, c10::kCPU);
+  own->group({0, 1}, c10::kCPU, {.timeout = 7s});
+  CHECK(own->group_count() == 2);
+  barrier(init_device_mesh("cpu", {2}, {"tp"}, world()), 0);  // both have made their groups
+  if (world()->rank() == 0) {
+    own->fail("loss", "not a number");
+    CHECK(begun.load() >= 2);
+  }
+  CHECK_FALSE(late.load());
 }
 
 // A rank that had its group before the others connected might leave, and they would see it as lost.
