@@ -16,6 +16,8 @@
 
 #include <fmt/format.h>
 
+#include "tessera/mesh/core/same_file.h"
+
 namespace tessera {
 namespace {
 
@@ -77,10 +79,10 @@ FileDescriptor create_locked(const std::string& path, std::string& temporary) {
     FileDescriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (!file.is_open() && errno == EEXIST) continue;
     if (!file.is_open()) throw_errno("create a file to save", path);
-    ::flock(file.get(), LOCK_EX | LOCK_NB);  // its failure is harmless on a file system without locks
-    struct stat status = {};
-    if (::fstat(file.get(), &status) != 0) throw_errno("examine", temporary);
-    if (status.st_nlink > 0) return file;
+    // Another writer that has the lock is about to remove the file. Every other failure is harmless: there are file
+    // systems without locks.
+    const bool is_theirs = ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (!is_theirs && names_file(temporary, file.get())) return file;
   }
 }
 

@@ -23,7 +23,9 @@ uint32_t crc32_of(const void* data, int64_t count) {
   return static_cast<uint32_t>(::crc32_z(0, static_cast<const Bytef*>(data), static_cast<z_size_t>(count)));
 }
 
-int64_t block_count(int64_t file_bytes, int64_t block_bytes) { return (file_bytes + block_bytes - 1) / block_bytes; }
+int64_t block_count(int64_t file_bytes, int64_t block_bytes) {
+  return file_bytes / block_bytes + (file_bytes % block_bytes != 0);
+}
 
 int64_t block_size(int64_t file_bytes, int64_t block_bytes, int64_t block) {
   return std::min(block_bytes, file_bytes - block * block_bytes);

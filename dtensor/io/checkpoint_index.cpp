@@ -15,7 +15,6 @@ namespace {
 
 constexpr std::string_view kExtension = ".safetensors";
 constexpr std::string_view kIndexExtension = ".index.json";
-constexpr int64_t kMaxIndexBytes = int64_t{16} << 20;  // more than 100,000 tensors need
 
 bool leads_out_of_folder(const std::string& name) {
   return name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
@@ -171,9 +170,19 @@ WeightMap read_checkpoint_index(const std::string& path, std::optional<BlockChec
   return parse_checkpoint_index(read_whole_file(path, kMaxIndexBytes, std::move(checksums)), path);
 }
 
-std::string serialize_checkpoint_index(const WeightMap& weights, int64_t total_size) {
+std::string serialize_checkpoint_index(const WeightMap& weights, int64_t total_size, int64_t most_bytes) {
   const nlohmann::json json = {{"metadata", {{"total_size", total_size}}}, {"weight_map", weights}};
-  return json.dump(2) + "\n";
+  std::string text;
+  try {
+    text = json.dump(2) + "\n";
+  } catch (const nlohmann::json::exception& error) {
+    throw std::invalid_argument(fmt::format("saving: a name is not UTF-8 ({})", error.what()));
+  }
+  if (static_cast<int64_t>(text.size()) <= most_bytes) return text;
+  throw std::invalid_argument(
+      fmt::format("saving: the index of {} tensors would have {} bytes, and at most {} are read; a larger "
+                  "max_shard_bytes makes it no shorter: save fewer tensors, or give them shorter names",
+                  weights.size(), text.size(), most_bytes));
 }
 
 std::string index_path(const std::string& checkpoint_path) { return checkpoint_path + std::string(kIndexExtension); }

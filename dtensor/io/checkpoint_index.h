@@ -15,15 +15,20 @@ namespace tessera {
 // names in the index's own folder.
 using WeightMap = std::map<std::string, std::string>;
 
+// Is the length of the longest index that is read and written, in bytes: more than a million tensors need.
+inline constexpr int64_t kMaxIndexBytes = int64_t{256} << 20;
+
 // Parses {"metadata": {...}, "weight_map": {tensor: file}}. `file` is for messages only. Throws std::invalid_argument
 // on anything else, on duplicate keys, and on file names that lead out of the folder.
 WeightMap parse_checkpoint_index(std::string_view json, const std::string& file);
-// Reads and parses an index of at most 16 MiB, and verifies it where there are checksums (see BlockReader). Throws also
-// std::runtime_error, when the system cannot read it.
+// Reads and parses an index of at most kMaxIndexBytes, and verifies it where there are checksums (see BlockReader).
+// Throws also std::runtime_error, when the system cannot read it.
 WeightMap read_checkpoint_index(const std::string& path, std::optional<BlockChecksums> checksums = std::nullopt);
 
-// Returns the text of an index; `total_size` is in bytes.
-std::string serialize_checkpoint_index(const WeightMap& weights, int64_t total_size);
+// Returns the text of an index; `total_size` is in bytes. Throws std::invalid_argument when the text is longer than
+// `most_bytes`, or a name is not UTF-8.
+std::string serialize_checkpoint_index(const WeightMap& weights, int64_t total_size,
+                                       int64_t most_bytes = kMaxIndexBytes);
 
 // Returns the index's path: "model.safetensors" -> "model.safetensors.index.json".
 std::string index_path(const std::string& checkpoint_path);

@@ -7,12 +7,12 @@
 #include <filesystem>
 #include <set>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/strict_json.h"
 #include "tessera/dtensor/io/two_buffers.h"
 #include "tessera/mesh/core/in_memory.h"
@@ -69,6 +69,31 @@ std::set<std::string> file_names(const WeightMap& weights) {
   return names;
 }
 
+// Returns the names that the parts of a checkpoint at `path` must not take: those that an index in its folder gives to
+// files. A part that no index names was left by a save that was cut off. Where another checkpoint's index cannot be
+// read, it may name any file that is there.
+std::set<std::string> taken_names(const std::string& path, const WeightMap& replaced) {
+  const std::string own_index = name_of(index_path(path));
+  std::set<std::string> taken = file_names(replaced);
+  std::set<std::string> present;
+  bool all_read = true;
+  std::error_code error;
+  const fs::directory_iterator items(folder_of(path), error);
+  if (error) throw std::system_error(error, fmt::format("cannot list '{}'", folder_of(path)));
+  for (const auto& item : items) {
+    const std::string name = item.path().filename().string();
+    present.insert(name);
+    if (!name.ends_with(index_path("")) || name == own_index) continue;
+    try {
+      taken.merge(file_names(read_checkpoint_index(item.path().string())));
+    } catch (const std::exception&) {
+      all_read = false;
+    }
+  }
+  if (!all_read) taken.merge(present);
+  return taken;
+}
+
 void remove_file(const std::string& path) {
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) throw_errno("remove", path);
 }
@@ -98,20 +123,38 @@ std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors,
   return plan;
 }
 
-CheckpointWriter::CheckpointWriter(const std::string& path, std::vector<SafetensorsHeader> plan)
+CheckpointWriter::CheckpointWriter(const std::string& path, std::vector<SafetensorsHeader> plan,
+                                   int64_t most_index_bytes)
     : path_(resolve_target(path)),
       lock_(path_, plan.size() > 1),
       plan_(std::move(plan)),
+      most_index_bytes_(most_index_bytes),
       replaced_(existing_parts(path_)) {
-  version_ = free_version(name_of(path_), static_cast<int64_t>(plan_.size()), file_names(replaced_));
+  if (plan_.size() > 1) {
+    version_ = free_version(name_of(path_), static_cast<int64_t>(plan_.size()), taken_names(path_, replaced_));
+    index_text();  // throws where readers would refuse the index
+  }
   open_file();
+}
+
+std::string CheckpointWriter::part_at(std::size_t i) const {
+  return part_name(name_of(path_), static_cast<int64_t>(i), static_cast<int64_t>(plan_.size()), version_);
+}
+
+std::string CheckpointWriter::index_text() const {
+  WeightMap weights;
+  int64_t total = 0;
+  for (std::size_t i = 0; i < plan_.size(); ++i) {
+    const std::string part = part_at(i);
+    for (const TensorEntry& entry : plan_[i].tensors) weights.emplace(entry.name, part);
+    total += plan_[i].data_bytes();
+  }
+  return serialize_checkpoint_index(weights, total, most_index_bytes_);
 }
 
 void CheckpointWriter::open_file() {
   const std::size_t i = files_.size();
-  const std::string name =
-      part_name(name_of(path_), static_cast<int64_t>(i), static_cast<int64_t>(plan_.size()), version_);
-  files_.emplace_back(plan_.size() == 1 ? path_ : (fs::path(folder_of(path_)) / name).string());
+  files_.emplace_back(plan_.size() == 1 ? path_ : (fs::path(folder_of(path_)) / part_at(i)).string());
   const std::string header = serialize_safetensors_header(plan_[i]);
   files_.back().write(header.data(), static_cast<int64_t>(header.size()));
   next_tensor_ = 0;
@@ -160,14 +203,8 @@ void CheckpointWriter::publish() {
 }
 
 void CheckpointWriter::publish_parts() {
-  WeightMap weights;
-  int64_t total = 0;
-  for (std::size_t i = 0; i < files_.size(); ++i) {
-    for (const TensorEntry& entry : plan_[i].tensors) weights.emplace(entry.name, name_of(files_[i].path()));
-    total += plan_[i].data_bytes();
-  }
   AtomicFile index(index_path(path_));
-  const std::string text = serialize_checkpoint_index(weights, total);
+  const std::string text = index_text();
   index.write(text.data(), static_cast<int64_t>(text.size()));
   index.sync();
   for (AtomicFile& file : files_) file.publish();

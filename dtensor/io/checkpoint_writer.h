@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/io/atomic_file.h"
+#include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/safetensors_header.h"
 #include "tessera/dtensor/io/save_lock.h"
 
@@ -24,7 +25,8 @@ std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors,
 
 // Writes a checkpoint. If the process ends at any moment, the previous checkpoint still loads until the new one is
 // complete (see save_weights in weights.h). A single file is written to `path`; several parts are written beside it,
-// and their index to path + ".index.json".
+// and their index to path + ".index.json". Parts take no name that an index in the folder gives to a file, their own
+// last one included.
 //
 //   CheckpointWriter writer(path, plan_checkpoint(...));
 //   for (each header of the plan) for (each tensor in it) writer.append(tensor);
@@ -32,16 +34,20 @@ std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors,
 //
 // Without publish() it leaves nothing behind. Members throw std::runtime_error when the system refuses, and the
 // constructor also while another writer of the same path lives, in any process of this host, unless each of the two
-// writes a single file; they throw std::invalid_argument on a tensor that is not the next of the plan.
+// writes a single file; they throw std::invalid_argument on a tensor that is not the next of the plan. The constructor
+// throws std::invalid_argument, before it writes, where the index would be longer than `most_index_bytes`.
 class CheckpointWriter {
  public:
-  CheckpointWriter(const std::string& path, std::vector<SafetensorsHeader> plan);
+  CheckpointWriter(const std::string& path, std::vector<SafetensorsHeader> plan,
+                   int64_t most_index_bytes = kMaxIndexBytes);
 
   // Writes the values of the next tensor, on any device and of any strides.
   void append(const at::Tensor& tensor);
   void publish();
 
  private:
+  std::string part_at(std::size_t i) const;
+  std::string index_text() const;
   void open_file();
   void advance();
   void publish_parts();
@@ -50,7 +56,8 @@ class CheckpointWriter {
   std::string path_;
   SaveLock lock_;
   std::vector<SafetensorsHeader> plan_;
-  std::map<std::string, std::string> replaced_;  // the weight map of the sharded checkpoint that is replaced
+  int64_t most_index_bytes_;
+  WeightMap replaced_;  // of the sharded checkpoint that is replaced
   int64_t version_ = 1;
   std::vector<AtomicFile> files_;
   std::size_t next_tensor_ = 0;  // index in the header of files_.back()

@@ -1,7 +1,7 @@
 #include <optional>
+#include <vector>
 
 #include "tessera/dtensor/agreement.h"
-#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/checkpoint.h"
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/weight_slots.h"
@@ -11,15 +11,13 @@
 namespace tessera {
 
 void load_weights(torch::nn::Module& module, const std::string& path, const LoadOptions& options) {
-  const std::vector<ModuleTensor> tensors = module_tensors(module);
   const detail::NotDeferred own_tensors;
-  std::vector<at::Tensor> values;
-  for (const ModuleTensor& item : tensors) values.push_back(item.tensor);
-  const Agreement agreement(meshes_of(values), "load_weights");
+  const Agreement agreement(module_meshes(module), "load_weights");
   std::optional<Checkpoint> checkpoint;
   std::vector<WeightSlot> slots;
   agreement.run(
       [&] {
+        const std::vector<ModuleTensor> tensors = module_tensors(module);
         checkpoint.emplace(path);
         slots = match_weights(tensors, *checkpoint, path, options, "load_weights");
       },

@@ -92,14 +92,12 @@ void find_assigned(const torch::nn::Module& module, const std::string& prefix,
   for (const auto& child : module.named_children()) find_assigned(*child.value(), prefix + child.key() + ".", found);
 }
 
-}  // namespace
-
-std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module) {
+// Returns what module_tensors does, with tensors that a file cannot hold.
+std::vector<ModuleTensor> any_tensors(const torch::nn::Module& module) {
   std::vector<ModuleTensor> result;
   std::unordered_map<const c10::TensorImpl*, std::size_t> seen;
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    check_storable(name, tensor);
     const auto [place, is_new] = seen.emplace(tensor.unsafeGetTensorImpl(), result.size());
     if (is_new) result.push_back({{}, tensor});
     result[place->second].names.push_back(name);
@@ -112,6 +110,20 @@ std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module) {
   }
   for (const auto& item : module.named_buffers()) add(item.key(), item.value());
   return result;
+}
+
+}  // namespace
+
+std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module) {
+  std::vector<ModuleTensor> result = any_tensors(module);
+  for (const ModuleTensor& item : result) check_storable(item.names.front(), item.tensor);
+  return result;
+}
+
+std::vector<DeviceMesh> module_meshes(const torch::nn::Module& module) {
+  std::vector<at::Tensor> values;
+  for (const ModuleTensor& item : any_tensors(module)) values.push_back(item.tensor);
+  return meshes_of(values);
 }
 
 std::vector<SavedTensor> saved_weights(const torch::nn::Module& module) {
@@ -129,28 +141,36 @@ std::vector<SafetensorsHeader> plan_files(const std::vector<SavedTensor>& tensor
   return plan_checkpoint(std::move(entries), max_shard_bytes, metadata);
 }
 
-void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes,
-                  const std::string& path, int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata,
-                  const char* op) {
+void save_tensors(const std::function<SavedContents()>& find, const std::vector<DeviceMesh>& meshes,
+                  const std::string& path, int64_t max_shard_bytes, const char* op) {
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
   const Agreement agreement(meshes, op);
-  const std::vector<SafetensorsHeader> plan = plan_files(tensors, max_shard_bytes, metadata);
   const int64_t writing = meshes.empty() ? 0 : writing_rank(meshes);
   const bool writes = meshes.empty() || writing == meshes.front().world().rank();
+  SavedContents contents;
+  std::vector<SafetensorsHeader> plan;
   std::optional<CheckpointWriter> writer;
   agreement.run(
       [&] {
+        contents = find();
+        plan = plan_files(contents.tensors, max_shard_bytes, contents.metadata);
         if (writes) writer.emplace(path, plan);
       },
       [&] { return fingerprint_of(plan, path); });
-  const std::exception_ptr failure = write_in_turn(plan, tensors, writing, writer);
+  const std::exception_ptr failure = write_in_turn(plan, contents.tensors, writing, writer);
   agreement.run([&] {
     if (failure) std::rethrow_exception(failure);
     // A collective on a GPU that was aborted when a rank failed gave any bytes, which must not become the file.
     if (!meshes.empty()) meshes.front().world().check_alive();
     if (writes) writer->publish();
   });
+}
+
+void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes,
+                  const std::string& path, int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata,
+                  const char* op) {
+  save_tensors([&] { return SavedContents{tensors, metadata}; }, meshes, path, max_shard_bytes, op);
 }
 
 TensorBox held_box(const at::Tensor& tensor, const std::string& name) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -28,6 +29,9 @@ struct ModuleTensor {
 // quantized, without data), by name.
 std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module);
 
+// Returns the meshes of these tensors, each once. Does not throw, so that ranks can agree on what module_tensors does.
+std::vector<DeviceMesh> module_meshes(const torch::nn::Module& module);
+
 struct SavedTensor {
   std::string name;
   at::Tensor tensor;
@@ -36,12 +40,22 @@ struct SavedTensor {
 // Returns the tensors of `module` under the names that its weights are saved by.
 std::vector<SavedTensor> saved_weights(const torch::nn::Module& module);
 
+// Holds what is in a checkpoint.
+struct SavedContents {
+  std::vector<SavedTensor> tensors;
+  std::map<std::string, std::string> metadata;
+};
+
 // Plans the files for `tensors`; see plan_checkpoint.
 std::vector<SafetensorsHeader> plan_files(const std::vector<SavedTensor>& tensors, int64_t max_shard_bytes,
                                           const std::map<std::string, std::string>& metadata);
 
-// Saves the global values of `tensors`, plain ones and DTensors, as save_weights in weights.h describes, with the ranks
-// of `meshes` (those of the DTensors among them). Communication is counted under `op`, which also starts the messages.
+// Saves the global values of the tensors that `find` returns, plain ones and DTensors, as save_weights in weights.h
+// describes, with the ranks of `meshes` (those of the DTensors among them). Where `find` throws on some ranks, all
+// ranks throw. Communication is counted under `op`, which also starts the messages.
+void save_tensors(const std::function<SavedContents()>& find, const std::vector<DeviceMesh>& meshes,
+                  const std::string& path, int64_t max_shard_bytes, const char* op);
+// Does the same with `tensors`.
 void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes,
                   const std::string& path, int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata,
                   const char* op);

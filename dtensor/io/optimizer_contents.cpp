@@ -48,12 +48,20 @@ GroupPaths group_paths(const Optimizer& optimizer, const torch::nn::Module& modu
   return groups;
 }
 
-std::string groups_json(const Optimizer& optimizer, const OptimizerKind& kind, const GroupPaths& paths) {
+constexpr std::size_t kMostBytesOfGroups = std::size_t{16} << 20;
+
+std::string groups_json(const Optimizer& optimizer, const OptimizerKind& kind, const GroupPaths& paths,
+                        const char* op) {
   nlohmann::ordered_json groups = nlohmann::ordered_json::array();
   for (std::size_t g = 0; g < paths.size(); ++g) {
     groups.push_back({{"options", kind.options_json(optimizer.param_groups()[g].options())}, {"params", paths[g]}});
   }
-  return groups.dump();
+  std::string text = groups.dump();
+  if (text.size() <= kMostBytesOfGroups) return text;
+  throw std::invalid_argument(
+      fmt::format("{}: the options and the names of the parameters would have {} bytes as param_groups, and at most {} "
+                  "are read; give the optimizer fewer parameters, or the parameters shorter names",
+                  op, text.size(), kMostBytesOfGroups));
 }
 
 const std::string& metadata_of(const Checkpoint& checkpoint, const char* key, const std::string& path) {
@@ -64,8 +72,6 @@ const std::string& metadata_of(const Checkpoint& checkpoint, const char* key, co
                   "save_optimizer",
                   path, key));
 }
-
-constexpr std::size_t kMostBytesOfGroups = std::size_t{16} << 20;
 
 nlohmann::json parse_groups(const Checkpoint& checkpoint, const std::string& path) {
   nlohmann::json groups =
@@ -108,7 +114,7 @@ OptimizerContents optimizer_contents(const Optimizer& optimizer, const torch::nn
   OptimizerContents contents = {
       .tensors = {},
       .metadata = {
-          {"format", "pt"}, {"optimizer", kind.name()}, {"param_groups", groups_json(optimizer, kind, paths)}}};
+          {"format", "pt"}, {"optimizer", kind.name()}, {"param_groups", groups_json(optimizer, kind, paths, op)}}};
   // A tied parameter may be in a group twice; its state is saved once.
   std::set<const void*> seen;
   for (std::size_t g = 0; g < paths.size(); ++g) {

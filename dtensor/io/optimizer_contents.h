@@ -1,6 +1,5 @@
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,11 +14,8 @@
 namespace tessera {
 
 // Holds what save_optimizer writes.
-struct OptimizerContents {
-  std::vector<SavedTensor> tensors;
-  std::map<std::string, std::string> metadata;
-};
-// Throws as save_optimizer does before it communicates; `op` begins the messages.
+using OptimizerContents = SavedContents;
+// Throws std::invalid_argument as save_optimizer does, on this rank alone; `op` begins the messages.
 OptimizerContents optimizer_contents(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                                      const char* op);
 

@@ -16,23 +16,24 @@ namespace tessera {
 void save_optimizer(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                     const std::string& path) {
   const detail::NotDeferred own_tensors;
-  const OptimizerContents contents = optimizer_contents(optimizer, module, "save_optimizer");
-  save_tensors(contents.tensors, meshes_of(parameters_of(optimizer)), path, 0, contents.metadata, "save_optimizer");
+  save_tensors([&] { return optimizer_contents(optimizer, module, "save_optimizer"); },
+               meshes_of(parameters_of(optimizer)), path, 0, "save_optimizer");
 }
 
 void load_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& module, const std::string& path) {
   const detail::NotDeferred own_tensors;
-  OptimizerLoad load(optimizer, module, "load_optimizer");
   const Agreement agreement(meshes_of(parameters_of(optimizer)), "load_optimizer");
   std::optional<Checkpoint> checkpoint;
+  std::optional<OptimizerLoad> load;
   agreement.run(
       [&] {
+        load.emplace(optimizer, module, "load_optimizer");
         checkpoint.emplace(path);
-        load.plan(*checkpoint, path);
+        load->plan(*checkpoint, path);
       },
       [&] { return agreement.meshes().empty() ? "" : checkpoint->fingerprint(); }, kDifferentCheckpoints);
-  agreement.run([&] { load.read(); });
-  load.apply();
+  agreement.run([&] { load->read(); });
+  load->apply();
 }
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include "tessera/dtensor/io/state_manifest.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <stdexcept>
@@ -16,7 +17,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kVersion = 1;
-constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 constexpr std::string_view kBeforeChecksum = R"({"crc32": ")";
 constexpr std::string_view kBeforeState = R"(", "state": )";
 constexpr std::string_view kAfterState = "}\n";
@@ -127,9 +127,21 @@ std::string serialize_state_manifest(const StateManifest& manifest) {
   return fmt::format("{}{}{}{}{}", kBeforeChecksum, hex(crc32_of(text)), kBeforeState, text, kAfterState);
 }
 
+int64_t bytes_with_checksums(StateManifest manifest) {
+  constexpr int64_t kEach = kChecksumDigits + 3;  // with its quotes and a comma, which the last one does not have
+  int64_t bytes = 0;
+  for (auto& [name, checksums] : manifest.files) {
+    checksums.crc32.clear();
+    // More than these are too many in any case, and the product of all blocks might overflow.
+    const int64_t blocks = std::min(block_count(checksums.file_bytes, checksums.block_bytes), kMaxManifestBytes);
+    bytes += std::max<int64_t>(0, blocks * kEach - 1);
+  }
+  return bytes + static_cast<int64_t>(serialize_state_manifest(manifest).size());
+}
+
 StateManifest parse_state_manifest(std::string_view text, const std::string& file) {
   const Reader reader(file);
-  const json state = json::parse(reader.checked_state(text), nullptr, /*allow_exceptions=*/false);
+  const json state = parse_unique_json(reader.checked_state(text), kMaxManifestBytes, file, "state");
   if (reader.member(state, "format") != "tessera training state") reader.refuse("its format is another one");
   const auto version = reader.integer<int64_t>(state, "version");
   if (version != kVersion)

@@ -13,6 +13,8 @@ namespace tessera {
 
 // Is the file of a training state that describes the others.
 inline constexpr const char* kManifestName = "state.json";
+// Is the length of the longest one that is read and written, in bytes.
+inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
 // Holds what state.json says: everything of a training state but the tensors, and the checksums of the other files.
 struct StateManifest {
@@ -27,11 +29,15 @@ struct StateManifest {
 // manifests give equal texts. Throws std::invalid_argument on a value that is not UTF-8.
 std::string serialize_state_manifest(const StateManifest& manifest);
 
-// Parses such a text, of which `file` is the name in messages. Throws std::invalid_argument when the checksum differs
-// or a part is missing or of another type.
+// Returns the length of the text of `manifest` once its `files` have all of their checksums: those that are there do
+// not count. Throws as serialize_state_manifest.
+int64_t bytes_with_checksums(StateManifest manifest);
+
+// Parses such a text, of which `file` is the name in messages. Throws std::invalid_argument when the checksum differs,
+// an object has a key twice, or a part is missing or of another type.
 StateManifest parse_state_manifest(std::string_view text, const std::string& file);
 
-// Returns the text of `folder`/state.json, which may be long and is not parsed. Throws as BlockReader.
+// Returns the text of `folder`/state.json, of at most kMaxManifestBytes, which is not parsed. Throws as BlockReader.
 std::string read_state_manifest(const std::string& folder);
 
 }  // namespace tessera

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 constexpr int64_t kChunk = 1 << 18;
 constexpr std::chrono::milliseconds kBetweenLooks(2);
 constexpr std::chrono::milliseconds kLongestUnknown(5000);  // a failure is known to all ranks by then
-constexpr int64_t kLargestPart = int64_t{1} << 30;
+constexpr int64_t kLargestPart = 4 * kMaxManifestBytes;     // a block's share takes more than its checksum
 
 std::string part_path(const StateJob& job, int64_t rank) { return fmt::format("{}/.part-{}.json", job.path, rank); }
 // A rank that cannot write its part leaves this, so that the first rank need not wait until the limit.

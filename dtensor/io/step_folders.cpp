@@ -20,9 +20,11 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include "tessera/dtensor/io/atomic_file.h"
 #include "tessera/dtensor/io/state_manifest.h"
+#include "tessera/mesh/core/same_file.h"
 
 namespace tessera {
 namespace {
@@ -73,10 +75,10 @@ FileDescriptor create_locked(const std::string& folder, const std::string& name,
     FileDescriptor there = open_folder(path);
     if (!there.is_open() && errno != ENOENT) throw_errno("open the folder", path);
     if (!there.is_open()) continue;
-    ::flock(there.get(), LOCK_EX | LOCK_NB);  // its failure is harmless on a file system without locks
-    struct stat status = {};
-    if (::fstat(there.get(), &status) != 0) throw_errno("examine", path);
-    if (status.st_nlink > 0) return there;
+    // Another job that has the lock is about to remove the folder. Every other failure is harmless: there are file
+    // systems without locks.
+    const bool is_theirs = ::flock(there.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (!is_theirs && names_file(path, there.get())) return there;
   }
 }
 
@@ -85,12 +87,34 @@ bool is_absent(const std::error_code& error) {
   return error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
 }
 
+// Removes an old state, unless another job has removed or replaced it meanwhile. Warns where it cannot be removed: the
+// new one is saved in any case.
 void remove_step(const std::string& folder, const std::string& path) {
   const std::string removed = temporary_path(folder, fs::path(path).filename().string());
-  // Another job may have removed or replaced it meanwhile.
-  if (std::rename(path.c_str(), removed.c_str()) != 0 && errno != ENOENT) throw_errno("remove", path);
-  std::error_code ignored;
-  fs::remove_all(removed, ignored);
+  std::error_code error;
+  if (std::rename(path.c_str(), removed.c_str()) == 0) {
+    fs::remove_all(removed, error);
+  } else if (errno != ENOENT) {
+    error = std::error_code(errno, std::generic_category());
+  }
+  if (!error) return;
+  spdlog::warn("the old training state '{}' cannot be removed: {}; the next save tries again", path, error.message());
+}
+
+// Gives the folder `path` the name `target`. Returns whether a folder that had this name is called `path` now.
+bool rename_or_exchange(const std::string& path, const std::string& target) {
+  while (true) {
+    if (std::rename(path.c_str(), target.c_str()) == 0) return false;
+    if (errno != EEXIST && errno != ENOTEMPTY) throw_errno("name the folder", target);
+    if (::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) return true;
+    if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) {
+      throw std::invalid_argument(fmt::format(
+          "'{}' is there, and its file system cannot exchange it for a new one: remove it, or save to another folder",
+          target));
+    }
+    // Another job may have removed the other folder meanwhile; then the name is free.
+    if (errno != ENOENT) throw_errno("exchange for a new folder", target);
+  }
 }
 
 }  // namespace
@@ -142,25 +166,15 @@ NewStepFolder::~NewStepFolder() {
 
 void NewStepFolder::publish() {
   sync_folder(path_);
-  if (std::rename(path_.c_str(), target_.c_str()) == 0) {
-    path_.clear();
-  } else if (errno == EEXIST || errno == ENOTEMPTY) {
-    // The other folder holds files. It gets the temporary name, under which the destructor removes it.
-    if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
-      throw std::invalid_argument(fmt::format(
-          "'{}' is there, and its file system cannot exchange it for a new one: remove it, or save to another folder",
-          target_));
-    }
-  } else {
-    throw_errno("name the folder", target_);
-  }
+  // An older folder that holds files gets the temporary name, under which the destructor removes it.
+  if (!rename_or_exchange(path_, target_)) path_.clear();
   sync_folder(folder_);
 }
 
 void keep_newest_steps(const std::string& folder, int64_t keep, int64_t saved) {
   if (keep <= 0) return;
-  std::vector<std::string> superfluous;
   try {
+    std::vector<std::string> superfluous;
     const std::map<int64_t, std::string> found = step_folders(folder);
     int64_t whole = 0;
     for (auto step = found.rbegin(); step != found.rend(); ++step) {
@@ -170,10 +184,10 @@ void keep_newest_steps(const std::string& folder, int64_t keep, int64_t saved) {
         superfluous.push_back(step->second);
       }
     }
-  } catch (const std::system_error&) {
+    for (const std::string& path : superfluous) remove_step(folder, path);
+  } catch (const std::exception&) {
     return;  // the state is saved; the next save removes more
   }
-  for (const std::string& path : superfluous) remove_step(folder, path);
 }
 
 }  // namespace tessera

@@ -50,8 +50,9 @@ class NewStepFolder {
 };
 
 // Removes the steps of `folder` that are older than the `keep` newest whole ones, except `saved`; 0 keeps all. It keeps
-// all too where the system refuses to read them: the next save removes more. A folder is renamed before its files are
-// removed, so that part of a state never stands under a step's name.
+// all too where the system refuses to read them: the next save removes more. A state that cannot be removed stays, with
+// a warning. A folder is renamed before its files are removed, so that part of a state never stands under a step's
+// name.
 void keep_newest_steps(const std::string& folder, int64_t keep, int64_t saved);
 
 }  // namespace tessera

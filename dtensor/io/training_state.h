@@ -72,7 +72,8 @@ struct SaveStateOptions {
 // save has been started. A Partial is reduced first.
 // Throws, alike on every rank: std::invalid_argument on a parameter that the model does not have, an optimizer of
 // another class, a DTensor on other ranks, a dtype that safetensors does not have, a negative step, options out of
-// range, and where ranks call with different arguments; std::runtime_error when the system refuses.
+// range, a state.json that would be longer than 1 GiB, and where ranks call with different arguments;
+// std::runtime_error when the system refuses. An older state that cannot be removed stays, with a warning.
 class TrainingStateSaver {
  public:
   explicit TrainingStateSaver(std::string folder, SaveStateOptions options = {});

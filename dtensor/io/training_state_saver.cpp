@@ -60,6 +60,19 @@ void check_meshes(const std::vector<SavedTensor>& tensors, const DeviceMesh& mes
   }
 }
 
+// Throws where readers would refuse state.json with the checksums of these files, which make most of it and are known
+// only when all is written.
+void check_manifest(StateManifest manifest, const std::vector<FilePlan>& files, int64_t block_bytes) {
+  for (const FilePlan& file : files)
+    manifest.files[file.name] = {.file_bytes = file.bytes, .block_bytes = block_bytes, .crc32 = {}};
+  const int64_t bytes = bytes_with_checksums(std::move(manifest));
+  if (bytes <= kMaxManifestBytes) return;
+  throw std::invalid_argument(
+      fmt::format("{}: state.json would have {} bytes, and at most {} are read; a larger max_shard_bytes makes it no "
+                  "shorter: pass block_bytes above {} (at most {}), shorter values or fewer tensors",
+                  kOp, bytes, kMaxManifestBytes, block_bytes, kLargestBlock));
+}
+
 // Returns the value with pending reductions carried out, replicated where they were pending.
 at::Tensor reduced(const at::Tensor& tensor) {
   if (!is_dtensor(tensor) || !spec_of(tensor).partial) return tensor;
@@ -72,13 +85,16 @@ at::Tensor reduced(const at::Tensor& tensor) {
 
 // Returns the mesh's first rank's text of at most 64 bytes.
 std::string from_first_rank(const std::string& text, const DeviceMesh& mesh) {
-  at::Tensor bytes = at::zeros({64}, at::kByte);
+  constexpr int64_t kMostBytes = 64;
+  at::Tensor bytes = at::zeros({kMostBytes}, at::kByte);
   std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
   bytes = bytes.to(mesh.device());
   const World::Scope scope(mesh.world(), kOp);
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) bytes = broadcast(bytes, mesh, dim, 0);
   bytes = bytes.cpu();
-  return static_cast<const char*>(bytes.const_data_ptr());
+  mesh.world().check_alive();  // a collective on a GPU that was aborted leaves any value
+  const auto* const characters = static_cast<const char*>(bytes.const_data_ptr());
+  return std::string(characters, strnlen(characters, kMostBytes));
 }
 
 // Returns this rank's share of the values, in the order of the tile: a view where the memory has that order.
@@ -162,6 +178,7 @@ void TrainingStateSaver::Impl::plan(const TrainingState& state) {
   }
   job.manifest = {.step = state.step, .random = state.mesh.world().random_state(), .values = state.values};
   if (state.scheduler != nullptr) job.manifest.scheduler_steps = scheduler_steps(*state.scheduler);
+  check_manifest(job.manifest, layout.files, options.block_bytes);
 }
 
 std::string TrainingStateSaver::Impl::fingerprint() const {
@@ -248,8 +265,10 @@ void TrainingStateSaver::Impl::begin(const TrainingState& state, bool hold) {
     find_shares(hold);
     run();
   } catch (...) {
-    // Memory may be short on this rank alone. The others learn of it in wait(), as of an error of the thread.
+    // Memory or threads may be short on this rank alone. The others learn of it in wait(), as of an error of the
+    // thread.
     failure = std::current_exception();
+    running = false;
     job.shares.clear();
     give_up(job, "this rank could not hold the values to save");
   }
@@ -259,12 +278,13 @@ TrainingStateSaver::TrainingStateSaver(std::string folder, SaveStateOptions opti
     : impl_(std::make_unique<Impl>(std::move(folder), std::move(options))) {}
 
 TrainingStateSaver::~TrainingStateSaver() {
-  if (!impl_->thread.joinable()) return;
-  impl_->thread.join();
+  if (impl_->thread.joinable()) impl_->thread.join();
   try {
     if (impl_->failure) std::rethrow_exception(impl_->failure);
   } catch (const std::exception& error) {
     spdlog::error("{}: {}", kOp, error_text(error));
+  } catch (...) {
+    spdlog::error("{}: an exception that is no std::exception", kOp);
   }
 }
 
@@ -287,8 +307,9 @@ void TrainingStateSaver::wait() {
   // A folder of a save that failed is removed when no rank writes into it any more. Before, the others would fail for
   // want of it, and it would not be seen whose failure was the first.
   const std::unique_ptr<NewStepFolder> failed = std::move(impl_->job.new_folder);
+  const std::exception_ptr failure = std::exchange(impl_->failure, nullptr);  // the destructor must not log it too
   agreement.run([&] {
-    if (impl_->failure) std::rethrow_exception(impl_->failure);
+    if (failure) std::rethrow_exception(failure);
   });
 }
 

@@ -72,8 +72,8 @@ struct SaveOptions {
 // file does not suffice, the files are path without its extension + "-0000i-of-0000n.safetensors", and path +
 // ".index.json". Every file is written under a temporary name, synced and renamed; the file that readers open first is
 // renamed last. So after a crash at any moment the previous checkpoint still loads. A sharded checkpoint that is
-// overwritten keeps its parts until the new index is in place; new parts whose names would collide are named
-// "...-v2-0000i-of-...".
+// overwritten keeps its parts until the new index is in place; new parts whose names would collide with those that any
+// index in the folder lists are named "...-v2-0000i-of-...", "...-v3-..." and so on.
 //
 // With DTensors it is collective over their meshes: all ranks call it with equal arguments, each parameter is gathered
 // (full_tensor) and freed in turn, and one rank writes: the first of the first mesh's ranks that is in every other mesh
@@ -81,9 +81,9 @@ struct SaveOptions {
 // gets each parameter of a mesh without it by one all_to_all (redistribute_to); ranks outside a mesh list its
 // parameters too. Plain tensors are saved with that rank's values. A module of plain tensors alone is written by every
 // caller. On slices of a mesh (mesh["tp"] of {dp, tp}) each slice has its own writer: call it on one of them. Throws,
-// alike on every rank, std::invalid_argument on a dtype that the format does not have or an impossible path,
-// std::runtime_error when writing fails, or while another save to the same path runs on this host and one of the two
-// has several files.
+// alike on every rank, std::invalid_argument on a dtype that the format does not have, an impossible path or an index
+// of more than 256 MiB, std::runtime_error when writing fails, or while another save to the same path runs on this host
+// and one of the two has several files.
 void save_weights(const torch::nn::Module& module, const std::string& path, const SaveOptions& options = {});
 
 }  // namespace tessera

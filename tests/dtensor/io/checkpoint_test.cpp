@@ -21,6 +21,7 @@
 #include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/checkpoint_writer.h"
 #include "tessera/dtensor/io/save_lock.h"
+#include "tessera/tests/dtensor/io/other_remover.h"
 #include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tools/launcher/child_process.h"
 
@@ -116,6 +117,63 @@ TEST_CASE("checkpoint: written over in either form, only the new one is left") {
   }
 }
 
+TEST_CASE("checkpoint: its parts take no name of another checkpoint's parts in the folder") {
+  const TempFolder folder;
+  const std::string model = folder / "model.safetensors";
+  const std::string other = folder / "model-v2.safetensors";  // its parts are called as those of version 2 of `model`
+  save(model, 1, 4, 800);
+  save(other, 2, 4, 800);
+  float value = 2;
+  for (const char* part : {"model-v3-00001-of-00002.safetensors", "model-00001-of-00002.safetensors"}) {
+    CAPTURE(part);
+    save(model, ++value, 4, 800);
+    CHECK(value_of(model) == value);
+    CHECK(value_of(other) == 2);
+    CHECK(files_in(folder.path()).contains(part));
+    CHECK(files_in(folder.path()).size() == 6);
+  }
+  const TempFolder second;
+  save(second / "model.safetensors", 1, 4, 800);
+  save(second / "model.safetensors", 2, 4, 800);  // these parts are of version 2
+  save(second / "model-v2.safetensors", 3, 4, 800);
+  CHECK(value_of(second / "model.safetensors") == 2);
+  CHECK(value_of(second / "model-v2.safetensors") == 3);
+}
+
+TEST_CASE("checkpoint: parts that no index names are written over, unless an index there cannot be read") {
+  const TempFolder folder;
+  const std::string model = folder / "model.safetensors";
+  write_text(folder / "model-00001-of-00002.safetensors", "left by a save that was cut off");
+  save(model, 1, 4, 800);
+  CHECK(value_of(model) == 1);
+  CHECK(files_in(folder.path()) == std::set<std::string>{"model-00001-of-00002.safetensors",
+                                                         "model-00002-of-00002.safetensors",
+                                                         "model.safetensors.index.json"});
+  write_text(folder / "model-v2-00002-of-00002.safetensors", "left by somebody");
+  write_text(folder / "model-v2.safetensors.index.json", "{");
+  save(model, 2, 4, 800);
+  CHECK(value_of(model) == 2);
+  CHECK(files_in(folder.path()).contains("model-v3-00001-of-00002.safetensors"));
+  CHECK(read_text(folder / "model-v2-00002-of-00002.safetensors") == "left by somebody");
+}
+
+TEST_CASE("checkpoint: an index that readers would refuse is refused before anything is written") {
+  const TempFolder folder;
+  const std::vector<SafetensorsHeader> plan =
+      plan_checkpoint({{"a", at::kFloat, {2}, 0, 0}, {"b", at::kFloat, {2}, 0, 0}}, 8, {});
+  constexpr int64_t kBytes = 149;
+  CHECK_THROWS_WITH_AS(CheckpointWriter(folder / "m", plan, kBytes - 1),
+                       "saving: the index of 2 tensors would have 149 bytes, and at most 148 are read; a larger "
+                       "max_shard_bytes makes it no shorter: save fewer tensors, or give them shorter names",
+                       std::invalid_argument);
+  CHECK(files_in(folder.path()).empty());
+  CheckpointWriter writer(folder / "m", plan, kBytes);
+  for (int i = 0; i < 2; ++i) writer.append(at::ones({2}));
+  writer.publish();
+  CHECK(value_of(folder / "m") == 1);
+  CHECK(static_cast<int64_t>(std::filesystem::file_size(folder / "m.index.json")) == kBytes);
+}
+
 TEST_CASE("checkpoint: a save that is not published leaves nothing, and the old one as it was") {
   const TempFolder folder;
   const std::string path = folder / "model.safetensors";
@@ -209,6 +267,22 @@ TEST_CASE(
   live.sync();
   live.publish();
   CHECK(read_text(folder / "a") == "x");
+}
+
+TEST_CASE("checkpoint: a temporary file that another save takes for abandoned, before it is locked, is not used") {
+  for (const bool at_once : {true, false}) {
+    CAPTURE(at_once);
+    const TempFolder folder;
+    OtherRemover other(at_once);
+    AtomicFile file(folder / "a");
+    REQUIRE(other.path().find("/.a.tmp-") != std::string::npos);
+    other.finish();
+    file.write("x", 1);
+    file.sync();
+    file.publish();
+    CHECK(read_text(folder / "a") == "x");
+    CHECK(files_in(folder.path()) == std::set<std::string>{"a"});
+  }
 }
 
 TEST_CASE("checkpoint: a path that cannot be written says why") {

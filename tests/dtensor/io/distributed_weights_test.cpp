@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -191,6 +192,43 @@ TESSERA_RANKS_TEST_CASE("weights: what fails on one rank or all is the same erro
   std::vector<at::Tensor> want = module.values();
   want.insert(want.begin() + 6, torch::ones({2}));
   CHECK(other.values().size() == want.size());
+}
+
+TESSERA_RANKS_TEST_CASE("weights: a tensor that one rank alone cannot save or load is the same error everywhere",
+                        {1, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  const bool last = world()->rank() == world()->size() - 1;
+  const std::string by_last = world()->size() == 1 ? "" : "rank " + std::to_string(world()->size() - 1) + ": ";
+  const auto begins = [](const std::string& text, const std::string& want) {
+    CAPTURE(text);
+    CAPTURE(want);
+    CHECK(text.starts_with(want));
+  };
+  const auto make = [&](const at::Tensor& odd) {
+    auto module = std::make_unique<torch::nn::Module>();
+    module->register_parameter("w", torch::ones({4, 2}));
+    distribute_in_place(module->named_parameters()["w"], mesh, {Shard(0)}, kNoSource);
+    module->register_buffer("odd", odd);
+    return module;
+  };
+  const auto good = make(torch::zeros({2}));
+  const torch::optim::SGD of_good(good->parameters(), torch::optim::SGDOptions(0.1));
+  save_weights(*good, folder / "m");
+  save_optimizer(of_good, *good, folder / "o");
+  const auto on_meta = make(torch::zeros({2}, last ? torch::kMeta : torch::kCPU));
+  torch::optim::SGD optimizer(on_meta->parameters(), torch::optim::SGDOptions(0.1));
+  const std::string want = by_last + "tensor 'odd': a Float tensor on meta";
+  begins(same_message(mesh, [&] { save_weights(*on_meta, folder / "m"); }), want);
+  begins(same_message(mesh, [&] { load_weights(*on_meta, folder / "m"); }), want);
+  begins(same_message(mesh, [&] { save_optimizer(optimizer, *on_meta, folder / "o"); }), want);
+  begins(same_message(mesh, [&] { load_optimizer(optimizer, *on_meta, folder / "o"); }), want);
+  const auto of_no_dtype = make(torch::zeros({2}, last ? torch::kComplexDouble : torch::kFloat));
+  begins(same_message(mesh, [&] { save_weights(*of_no_dtype, folder / "m"); }),
+         by_last + "saving tensor 'odd': safetensors has no dtype for ComplexDouble");
+  folder.wait();
+  load_weights(*good, folder / "m");
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator()) == 2);
 }
 
 TESSERA_RANKS_TEST_CASE(

@@ -150,6 +150,18 @@ TEST_CASE("optimizer state: an integer option that an int64 cannot hold is refus
   CHECK(static_cast<torch::optim::LBFGSOptions&>(optimizer.param_groups()[0].options()).max_iter() == 7);
 }
 
+TEST_CASE("optimizer state: param_groups that readers would refuse are refused before anything is written") {
+  const TempFolder folder;
+  torch::nn::Module module;
+  module.register_parameter(std::string(std::size_t{17} << 20, 'w'), torch::zeros({2}));
+  const torch::optim::SGD optimizer(module.parameters(), torch::optim::SGDOptions(0.1));
+  const std::string text = message_of([&] { save_optimizer(optimizer, module, folder / "o"); });
+  CAPTURE(text);
+  CHECK(text.starts_with("save_optimizer: the options and the names of the parameters would have 17"));
+  CHECK(text.find("bytes as param_groups, and at most 16777216 are read") != std::string::npos);
+  CHECK(std::filesystem::is_empty(folder.path()));
+}
+
 // Is an optimizer class of the user's own.
 struct Mine : torch::optim::Optimizer {
   explicit Mine(std::vector<at::Tensor> params)

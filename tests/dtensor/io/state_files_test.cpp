@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <random>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
 #include "tessera/dtensor/io/block_checksums.h"
 #include "tessera/dtensor/io/block_reader.h"
@@ -26,6 +29,7 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/mesh/world.h"
+#include "tessera/tests/dtensor/io/other_remover.h"
 #include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tools/launcher/child_process.h"
 
@@ -54,6 +58,9 @@ TEST_CASE("block checksums: they are zlib's CRC-32 of each block, the last one s
   CHECK(all.crc32 == std::vector<uint32_t>{crc32_of(bytes.substr(0, 40)), crc32_of(bytes.substr(40, 40)),
                                            crc32_of(bytes.substr(80))});
   CHECK(checksums_of("", 40).crc32.empty());
+  CHECK(block_count(80, 40) == 2);
+  CHECK(block_count(81, 40) == 3);
+  CHECK(block_count(INT64_MAX, kLargestBlock) == (int64_t{1} << 41));
 }
 
 TEST_CASE("block checksums: writers of any parts, in any order, sum up to the checksums of the whole") {
@@ -199,9 +206,19 @@ TEST_CASE("state manifest: it is read as it was written, and any cut or changed 
     wrong[i] ^= 4;
     REQUIRE_THROWS_WITH_AS(parse_state_manifest(wrong, "m"), doctest::Contains("'m': "), std::invalid_argument);
   }
+  CHECK(bytes_with_checksums(manifest) == static_cast<int64_t>(text.size()));
   StateManifest bad = manifest;
   bad.values["x"] = "\xff";
   CHECK_THROWS_WITH_AS(serialize_state_manifest(bad), doctest::Contains("is not UTF-8"), std::invalid_argument);
+}
+
+TEST_CASE("state manifest: its length is known before the checksums are") {
+  StateManifest manifest = sample_manifest();
+  manifest.files["f"].crc32.clear();
+  CHECK(bytes_with_checksums(manifest) == static_cast<int64_t>(serialize_state_manifest(sample_manifest()).size()));
+  manifest.files["f"].file_bytes = INT64_MAX;
+  manifest.files["f"].block_bytes = 1;
+  CHECK(bytes_with_checksums(manifest) > kMaxManifestBytes);
 }
 
 TEST_CASE("state manifest: a part that is missing, ill-typed or out of range is refused by name") {
@@ -231,7 +248,12 @@ TEST_CASE("state manifest: a part that is missing, ill-typed or out of range is 
   contains(message("\"12\"", "12"), "'position' of 'values' is not text");
   contains(message("\"block_bytes\":8", "\"block_bytes\":0"), "a block of 0 bytes");
   contains(message("\"block_bytes\":8", "\"block_bytes\":9"), "there are 2 checksums for 1 blocks");
+  contains(message("\"bytes\":9", "\"bytes\":9223372036854775807"), "2 checksums for 1152921504606846976 blocks");
   contains(message("ffffffff", "fffffff"), "is not a checksum");
+  contains(message("\"step\":7", "\"step\":8,\"step\":7"), "'m': state: the key 'step' appears twice");
+  contains(message("\"step\":7", "\"step\":" + std::string(64, '[') + std::string(64, ']')),
+           "'m': state has lists or objects in each other, more than 64 deep");
+  contains(message("\"step\":7", "\"step\":"), "'m': state is not valid JSON");
 }
 
 // Makes a folder that counts as a whole state.
@@ -340,6 +362,56 @@ TEST_CASE("step folders: the newest whole ones are kept, and what was just saved
   keep_newest_steps(folder.path(), 2, 1);
   CHECK(steps_in(folder.path()) == std::vector<int64_t>{1, 3, 4, 5});
   CHECK(entries_in(folder.path()) == 4);
+}
+
+// Returns what spdlog's default logger writes while `act` runs.
+template <typename Act>
+std::string logged(const Act& act) {
+  std::ostringstream out;
+  const auto before = spdlog::default_logger();
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(out)));
+  act();
+  spdlog::set_default_logger(before);
+  return out.str();
+}
+
+// Makes a folder whose path has so many bytes.
+std::string make_long_folder(std::string path, std::size_t bytes) {
+  constexpr std::size_t kName = 200;
+  while (path.size() < bytes) {
+    const std::size_t left = bytes - path.size();
+    path += "/" + std::string(left > kName + 50 ? kName : left - 1, 'd');
+  }
+  std::filesystem::create_directories(path);
+  return path;
+}
+
+TEST_CASE("step folders: an old state that cannot be removed stays, with a warning, since the new one is saved") {
+  const TempFolder folder;
+  // A path may have 4095 bytes: the states' files have fewer, the longer name that a state gets before has more.
+  const std::string root = make_long_folder(folder.path(), 4065);
+  for (const int64_t step : {1, 2}) make_step(root, step);
+  const std::string text = logged([&] { keep_newest_steps(root, 1, 2); });
+  CAPTURE(text);
+  CHECK(text.find("step_00000001' cannot be removed: File name too long") != std::string::npos);
+  CHECK(steps_in(root) == std::vector<int64_t>{1, 2});
+  CHECK(entries_in(root) == 2);
+}
+
+TEST_CASE("step folders: a new one that another job takes for abandoned, before it is locked, is not used") {
+  for (const bool at_once : {true, false}) {
+    CAPTURE(at_once);
+    const TempFolder folder;
+    OtherRemover other(at_once);
+    NewStepFolder step(folder.path(), 1);
+    REQUIRE(other.path().find("/.step_00000001.tmp-") != std::string::npos);
+    other.finish();
+    write_text(step.path() + "/f", "x");
+    step.publish();
+    CHECK(read_text(folder / "step_00000001/f") == "x");
+    CHECK(entries_in(folder.path()) == 1);
+  }
 }
 
 TEST_CASE("step folders: one appears whole under its name, replaces an older one, and goes when it is given up") {

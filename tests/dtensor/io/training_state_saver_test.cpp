@@ -410,6 +410,11 @@ TESSERA_RANKS_TEST_CASE("training state: what fails on one rank is the same erro
   TrainingState state = module.state(1);
   state.values["x"] = "\xff";
   contains(same_message(mesh, [&] { save_training_state(state, folder.path()); }), "is not UTF-8");
+  torch::nn::Module broad;  // 100 million checksums
+  broad.register_buffer("b", torch::zeros({1}, torch::kByte).expand({100'000'000}));
+  const TrainingState of_broad = {.mesh = mesh, .model = broad, .step = 1};
+  contains(same_message(mesh, [&] { save_training_state(of_broad, folder.path(), {.block_bytes = 1}); }),
+           "bytes, and at most 1073741824 are read");
   if (world()->size() > 1) {
     contains(same_message(mesh, [&] { save_training_state(module.state(is_last() ? 5 : 6), folder.path()); }),
              "save_training_state: the ranks were called with different arguments");
