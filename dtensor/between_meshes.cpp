@@ -126,12 +126,40 @@ struct RedistributeTo : torch::autograd::Function<RedistributeTo> {
   }
 };
 
-void check_meshes(const DeviceMesh& from, const DeviceMesh& to) {
-  if (&from.world() != &to.world() || from.device_type() != to.device_type()) {
-    throw std::invalid_argument(
-        fmt::format("redistribute_to: mesh {} is of another {} than {}; both must have the tensor's", to.to_string(),
-                    &from.world() != &to.world() ? "World" : "device type", from.to_string()));
+// Copies the pieces to another device; `to` differs from the tensor's Spec in its mesh's device alone.
+struct CopyToDevice : torch::autograd::Function<CopyToDevice> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const SpecPtr& to) {
+    const detail::Meta& meta = detail::meta(dtensor);
+    if (dtensor.requires_grad()) {
+      detail::saved<SpecPtr>(ctx, "from") = meta.spec;
+      detail::saved<SpecPtr>(ctx, "to") = to;
+    }
+    ctx->set_materialize_grads(false);
+    return detail::wrap(meta.local().to(to->mesh.device()), to);
   }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+    const DeviceMesh& back = detail::saved<SpecPtr>(ctx, "from")->mesh;
+    const at::Tensor g = detail::as_dtensor(grads[0], *detail::saved<SpecPtr>(ctx, "to"));
+    const Spec& own = spec_of(g);
+    return {apply(g, intern_spec(back, own.placements, own.sizes, own.strides, own.dtype)), at::Tensor()};
+  }
+};
+
+// Moves `dtensor` on its own type of device first, and then copies each rank's new piece to the other.
+at::Tensor redistribute_to_device(const at::Tensor& dtensor, const DeviceMesh& mesh, const Placements& placements,
+                                  const std::optional<Placements>& grad_placements) {
+  const DeviceMesh here(mesh.world_ptr(), mesh_of(dtensor).device_type(), mesh.mesh());
+  const at::Tensor moved = redistribute_to(dtensor, here, placements, grad_placements);
+  const Spec& spec = spec_of(moved);
+  const SpecPtr goal = intern_spec(mesh, spec.placements, spec.sizes, spec.strides, spec.dtype);
+  return detail::linear_in(moved, [&](const at::Tensor& part) { return CopyToDevice::apply(part, goal); });
+}
+
+void check_world(const DeviceMesh& from, const DeviceMesh& to) {
+  if (&from.world() == &to.world()) return;
+  throw std::invalid_argument(fmt::format("redistribute_to: mesh {} is of another World than {}; give one of its World",
+                                          to.to_string(), from.to_string()));
 }
 
 }  // namespace
@@ -141,7 +169,10 @@ at::Tensor redistribute_to(const at::Tensor& dtensor, const DeviceMesh& mesh, co
   const Spec& from = spec_of(dtensor);
   const detail::NotDeferred own_tensors;
   if (mesh == from.mesh) return redistribute(dtensor, placements, {.grad_placements = grad_placements});
-  check_meshes(from.mesh, mesh);
+  check_world(from.mesh, mesh);
+  if (mesh.device_type() != from.mesh.device_type()) {
+    return redistribute_to_device(dtensor, mesh, placements, grad_placements);
+  }
   const Placements to = normalize(placements, mesh.mesh(), from.ndim(), "redistribute_to");
   std::optional<Placements> gradient;
   if (grad_placements) {

@@ -29,7 +29,8 @@ namespace tessera {
 // meshes of different ranks max_over_meshes (dtensor/over_meshes.h) follows, of 16 bytes per mesh. `stages` adds one
 // per mesh dimension. What is pending in a gradient is reduced before; backward leaves nothing pending. Throws
 // std::invalid_argument, alike on every rank, on a negative or NaN `max_norm`, a `norm_type` that is not positive, an
-// undefined parameter, and a plain gradient that is sparse.
+// undefined parameter, and a plain gradient that is sparse. A rank that `stages` does not contain gets that exception
+// too.
 double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0,
                        bool error_if_nonfinite = false, const std::optional<DeviceMesh>& stages = std::nullopt);
 

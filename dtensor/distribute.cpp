@@ -108,15 +108,21 @@ SpecPtr spec_of_whole(const at::Tensor& t, const DeviceMesh& mesh, const Placeme
 }
 
 struct Distribute : torch::autograd::Function<Distribute> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& t, const SpecPtr& spec,
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& t, const SpecPtr& spec,
                             const std::optional<std::vector<int64_t>>& source) {
+    ctx->saved_data["of a leaf"] = t.is_leaf();
     const World::Scope scope(spec->mesh.world(), "distribute_tensor");
     return detail::wrap(piece_of(t, *spec, source), spec);
   }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext*,
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
     const at::Tensor& g = grads[0];
-    return {g.defined() && is_dtensor(g) ? full_tensor(g) : g, at::Tensor(), at::Tensor()};
+    if (!g.defined() || !is_dtensor(g)) return {g, at::Tensor(), at::Tensor()};
+    // Autograd may keep what a leaf gets as its .grad, which must share no memory.
+    const bool is_shared = ctx->saved_data["of a leaf"].toBool() && !c10::GradMode::is_enabled() &&
+                           (g.use_count() > 1 || detail::shares_memory(g));
+    const at::Tensor whole = full_tensor(g);
+    return {is_shared ? whole.clone() : whole, at::Tensor(), at::Tensor()};
   }
 };
 

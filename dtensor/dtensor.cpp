@@ -14,6 +14,9 @@
 namespace tessera {
 at::Tensor detail::as_dtensor(const at::Tensor& gradient, const Spec& like) {
   if (detail::is_dtensor(gradient)) return gradient;
+  if (c10::GradMode::is_enabled() && gradient.requires_grad()) {
+    return from_local(gradient, like.mesh, Placements(static_cast<std::size_t>(like.mesh.ndim()), Replicate()));
+  }
   return detail::wrap(gradient, replicated_spec(like.mesh, gradient));
 }
 

@@ -80,8 +80,8 @@ struct RedistributeOptions {
   std::optional<at::ScalarType> backward_dtype;
   // Returns once the first collectives are started. The first read of the result waits for it, and every rank must read
   // the results of several calls in the same order. The input must not be written until then, else the read throws
-  // std::runtime_error. The gradient is asynchronous too, unless backward_dtype differs from the input's. On CUDA,
-  // start and read in the same stream.
+  // std::runtime_error. The gradient is asynchronous too, unless backward_dtype differs from the input's. On a GPU the
+  // result may be read on another stream than that of the start.
   bool async = false;
   // Sets the cost model that plans are compared by, the same on every rank. Without links it is default_cost_model
   // (dtensor/redistribute/route.h).
@@ -103,13 +103,13 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensor
                                           const std::vector<Placements>& placements,
                                           const RedistributeOptions& options = {});
 
-// Returns the same value on another mesh of the same World and device type, which may have other ranks. Every rank of
-// both meshes calls it; a rank outside a mesh holds an empty piece there. Each rank receives the elements of its new
-// piece that it does not hold, by one all_to_all over the ranks of both meshes (none if no rank needs any). A pending
-// reduction is carried out before that, into the layout that is estimated to be reached soonest. Differentiable: the
-// gradient goes back to the input's mesh, laid out as `grad_placements`; default: as the input, with Partial as
-// Replicate.
-// Throws as redistribute, and std::invalid_argument on a mesh of another World or device type.
+// Returns the same value on another mesh of the same World, which may have other ranks. Every rank of both meshes calls
+// it; a rank outside a mesh holds an empty piece there. Each rank receives the elements of its new piece that it does
+// not hold, by one all_to_all over the ranks of both meshes (none if no rank needs any). A pending reduction is carried
+// out before that, into the layout that is estimated to be reached soonest. To a mesh on another type of device, each
+// rank's new piece is copied in the end. Differentiable: the gradient goes back to the input's mesh, laid out as
+// `grad_placements`; default: as the input, with Partial as Replicate.
+// Throws as redistribute, and std::invalid_argument on a mesh of another World.
 at::Tensor redistribute_to(const at::Tensor& dtensor, const DeviceMesh& mesh, const Placements& placements,
                            const std::optional<Placements>& grad_placements = std::nullopt);
 

@@ -10,8 +10,9 @@
 namespace tessera {
 
 // Make DTensors: each rank fills its own piece, without communication. `sizes` are global. dtype defaults to LibTorch's
-// default dtype. They throw std::invalid_argument on a negative size, on placements that do not fit, and on a Partial,
-// whose terms could be filled in many ways.
+// default dtype, and in `full` of an integer, bool or complex value to the type of the value (int64 for an integer).
+// They throw std::invalid_argument on a negative size, on placements that do not fit, and on a Partial, whose terms
+// could be filled in many ways.
 at::Tensor empty(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                  std::optional<at::ScalarType> dtype = std::nullopt);
 at::Tensor zeros(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
@@ -28,7 +29,7 @@ at::Tensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements&
                 std::optional<at::ScalarType> dtype = std::nullopt);
 at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                  std::optional<at::ScalarType> dtype = std::nullopt);
-// Draws integers, low <= x < high (int64 unless dtype is given).
+// Draws integers, low <= x < high (int64 unless dtype is given). Throws std::invalid_argument when low >= high, too.
 at::Tensor randint(int64_t low, int64_t high, at::IntArrayRef sizes, const DeviceMesh& mesh,
                    const Placements& placements, std::optional<at::ScalarType> dtype = std::nullopt);
 

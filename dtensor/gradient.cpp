@@ -14,6 +14,7 @@
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/saved.h"
 
 namespace tessera::detail {
 namespace {
@@ -25,29 +26,21 @@ using torch::autograd::variable_list;
 // Redistributes the summed gradient of one tensor to its layout. This is explicit communication, which Strict allows.
 class GradientHook final : public FunctionPreHook {
  public:
-  GradientHook(std::size_t index, SpecPtr spec, std::string path, bool terms_alone = false)
-      : index_(index), spec_(std::move(spec)), path_(std::move(path)), terms_alone_(terms_alone) {}
+  enum class Does { kAll, kTermsAlone };  // with the latter only pending reductions are carried out
+  GradientHook(std::size_t index, SpecPtr spec, std::string path, Does does = Does::kAll)
+      : index_(index), spec_(std::move(spec)), path_(std::move(path)), does_(does) {}
 
   variable_list operator()(const variable_list& grads) override {
     variable_list out = grads;
     at::Tensor& g = out[index_];
-    if (!g.defined() || (spec_ == nullptr && !is_dtensor(g))) return out;
-    // A plain gradient, such as one that the caller passes for a loss, counts as replicated.
-    const auto as_dtensor = [&] { return is_dtensor(g) ? g : wrap(g, replicated_spec(spec_->mesh, g)); };
-    if (reducer_ != nullptr && is_added_to_grad()) {
-      if (!is_first_) return out;  // the first hook has done it, and there is no other between them
-      g = as_dtensor();
-      const GradientReducer::Outcome outcome = reducer_->take(leaf_index_, g);
-      if (outcome == GradientReducer::Outcome::kTaken) g = at::Tensor();
-      if (outcome != GradientReducer::Outcome::kReduceNow) return out;
-    }
-    if (spec_ != nullptr && is_there(g)) return out;
-    g = as_dtensor();
-    const Explicit guard;
-    const World::Scope scope(meta(g).spec->mesh.world(), "gradient", path_.empty() ? nullptr : &path_);
-    g = spec_ == nullptr ? full_tensor(g) : redistribute(g, goal(placements_of(g)));
+    if (g.defined()) bring(g);
+    if (is_last_ && g.defined() && !c10::GradMode::is_enabled() && shares_memory(g)) g = g.clone();
     return out;
   }
+
+  // Makes this the last hook of a leaf. Autograd may keep what it returns as .grad, to which it adds later gradients in
+  // place: so that shares no memory with another tensor, such as another leaf's gradient.
+  void set_last() { is_last_ = true; }
 
   // See set_reducer(). `leaf` owns this hook; the first of its hooks gives the gradient to the reducer.
   void set_reducer(AutogradMeta& leaf, std::shared_ptr<GradientReducer> reducer, std::size_t leaf_index,
@@ -71,6 +64,23 @@ class GradientHook final : public FunctionPreHook {
   }
 
  private:
+  void bring(at::Tensor& g) {
+    if (spec_ == nullptr && !is_dtensor(g)) return;
+    // A plain gradient, such as one that the caller passes for a loss, counts as replicated.
+    if (reducer_ != nullptr && is_added_to_grad()) {
+      if (!is_first_) return;  // the first hook has done it, and there is no other between them
+      g = as_dtensor(g, *spec_);
+      const GradientReducer::Outcome outcome = reducer_->take(leaf_index_, g);
+      if (outcome == GradientReducer::Outcome::kTaken) g = at::Tensor();
+      if (outcome != GradientReducer::Outcome::kReduceNow) return;
+    }
+    if (spec_ != nullptr && is_there(g)) return;
+    if (spec_ != nullptr) g = as_dtensor(g, *spec_);
+    const Explicit guard;
+    const World::Scope scope(meta(g).spec->mesh.world(), "gradient", path_.empty() ? nullptr : &path_);
+    g = spec_ == nullptr ? full_tensor(g) : redistribute(g, goal(placements_of(g)));
+  }
+
   // Says whether the gradient is in its layout already.
   bool is_there(const at::Tensor& g) const {
     if (spec_->partial || !is_dtensor(g)) return false;
@@ -79,7 +89,7 @@ class GradientHook final : public FunctionPreHook {
 
   Placements goal(Placements gradient) const {
     const Placements own = reducer_ != nullptr ? reducer_->layout(leaf_index_) : without_partial(spec_->placements);
-    if (!terms_alone_) return own;
+    if (does_ == Does::kAll) return own;
     for (std::size_t i = 0; i < own.size(); ++i) {
       if (gradient[i].is_partial()) gradient[i] = own[i];
     }
@@ -99,7 +109,8 @@ class GradientHook final : public FunctionPreHook {
   std::size_t index_;
   SpecPtr spec_;  // nullptr for a plain tensor
   std::string path_;
-  bool terms_alone_;  // only pending reductions are carried out
+  Does does_;
+  bool is_last_ = false;
   std::shared_ptr<int> uses_;
 
   std::shared_ptr<GradientReducer> reducer_;  // nullptr: each gradient is reduced by itself
@@ -150,7 +161,9 @@ void watch_leaf(const at::Tensor& t, AutogradMeta& autograd) {
     for (auto& hook : others) autograd.hooks_.push_back(std::move(hook));
   }
   autograd.hooks_.insert(autograd.hooks_.begin(), std::make_unique<GradientHook>(0, spec, path));
-  autograd.hooks_.push_back(std::make_unique<GradientHook>(0, spec, path));
+  auto last = std::make_unique<GradientHook>(0, spec, path);
+  last->set_last();
+  autograd.hooks_.push_back(std::move(last));
 }
 
 // Returns the node that made `t`. For a view whose base was written since, LibTorch makes it anew by repeating the
@@ -184,7 +197,8 @@ std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t) {
   const auto& node = t.grad_fn();
   if (node == nullptr) return nullptr;
   if (GradientHook* const there = find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr)) return there->use();
-  auto hook = std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, std::string(), /*terms_alone=*/true);
+  auto hook =
+      std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, std::string(), GradientHook::Does::kTermsAlone);
   const std::shared_ptr<const int> uses = hook->use();
   node->add_tensor_pre_hook(std::move(hook));
   return uses;

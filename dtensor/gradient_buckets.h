@@ -47,6 +47,12 @@ struct BucketedParameter {
 // touched. Each bucket also reduces one number per parameter to know that. A backward in which a rank has no gradient
 // of any of these parameters must have none on the others either.
 //
+// A rank that lacks a gradient starts its bucket, and those behind it, when its backward ends: later than the others.
+// Between that moment and theirs backward must run no other collective over these mesh dimensions, such as that of a
+// batch norm or of the buckets of another call, since the ranks would start them in different orders: gradients could
+// be swapped, or the job would hang. Checked refuses it. With `bucket_bytes` 0, and for a parameter with hooks of the
+// user's own, every rank must have the gradient.
+//
 // A gradient is reduced by itself, at once, where it is not added to .grad (torch::autograd::grad), with create_graph,
 // where the parameter has hooks of the user's own, and where another reduction than a sum or an average is pending.
 void bucket_gradients(std::vector<BucketedParameter> parameters, const std::vector<int64_t>& data_dims,

@@ -29,11 +29,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// Returns an alias outside autograd; it shares storage and version counter with `t`.
-at::Tensor alias_of(const at::Tensor& t) {
-  const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
-  return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), false));
+// Returns an alias outside autograd; it shares storage with `t`, and the version counter with `counted`.
+at::Tensor alias_of(const at::Tensor& t, const at::Tensor& counted) {
+  const c10::VariableVersion& version = counted.unsafeGetTensorImpl()->version_counter();
+  return at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(version, false));
 }
+at::Tensor alias_of(const at::Tensor& t) { return alias_of(t, t); }
 
 at::Tensor wrap_local(const at::Tensor& local, const SpecPtr& spec) {
   return detail::wrap(spec->mesh.is_member() ? alias_of(local) : at::empty({0}, local.options()), spec);
@@ -42,7 +43,7 @@ at::Tensor wrap_local(const at::Tensor& local, const SpecPtr& spec) {
 // Computes d value / d piece for a piece of a pending reduction, and multiplies the gradient by it.
 class PieceDerivative {
  public:
-  PieceDerivative(const Spec& spec, const at::Tensor& piece) : mesh_(spec.mesh), piece_(piece) {
+  PieceDerivative(const Spec& spec, const at::Tensor& piece) : spec_(spec), mesh_(spec.mesh), piece_(piece) {
     for (std::size_t i = 0; i < spec.placements.size(); ++i) {
       if (!spec.placements[i].is_partial()) continue;
       reduction_ = spec.placements[i].reduction_ptr();
@@ -56,6 +57,14 @@ class PieceDerivative {
   // Relies on this: all pending reductions of a tensor are of one kind, or all have a slope.
   at::Tensor times(const at::Tensor& gradient) const {
     if (linear_) return slope_ == 1 ? gradient : gradient.mul(slope_);
+    // What all_reduce returns would count as a constant in the derivative's own graph.
+    if (c10::GradMode::is_enabled()) {
+      throw std::runtime_error(fmt::format(
+          "from_local: create_graph through a piece of {} would lose terms of the second derivative, since the pending "
+          "reduction in it has no graph; use a layout whose derivative is a number, such as Partial(sum), Shard or "
+          "Replicate",
+          to_string(spec_.placements)));
+    }
     const DeviceMesh over = mesh_.merged(mesh_dims_);
     const auto reduce = [&](const at::Tensor& t, ReduceOp op) { return all_reduce(t, over, 0, op); };
     return gradient.mul(reduction_->derivative(piece_, {.ranks = over.size(), .all_reduce = reduce}));
@@ -67,6 +76,7 @@ class PieceDerivative {
   }
 
  private:
+  const Spec& spec_;
   const DeviceMesh mesh_;
   const at::Tensor piece_;
   ReductionPtr reduction_;
@@ -90,16 +100,25 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     const at::Tensor mask = given_mask.value_or(at::Tensor());
     detail::saved<SpecPtr>(ctx, "spec") = spec;
     detail::saved<Wanted>(ctx, "grad") = wanted;
-    ctx->save_for_backward({PieceDerivative::needs_piece(*spec) ? local : at::Tensor(), mask});
-    return wrap_local(masked_piece(local, mask, *spec), spec);
+    const bool saves = PieceDerivative::needs_piece(*spec) || mask.defined();
+    ctx->saved_data["saves"] = saves;
+    ctx->saved_data["of a leaf"] = local.is_leaf();
+    // A node that has saved nothing may run again.
+    if (saves) ctx->save_for_backward({PieceDerivative::needs_piece(*spec) ? local : at::Tensor(), mask});
+    at::Tensor out = wrap_local(masked_piece(local, mask, *spec), spec);
+    if (spec->mesh.is_member()) detail::share_version(out, local);
+    return out;
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     tensor_list out(4);
     if (!grads[0].defined()) return out;
     const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
     const Wanted& wanted = detail::saved<Wanted>(ctx, "grad");
+    // Autograd may keep what a leaf gets as its .grad, which must share no memory.
+    const bool is_shared = ctx->saved_data["of a leaf"].toBool() && !c10::GradMode::is_enabled() &&
+                           (grads[0].use_count() > 1 || detail::shares_memory(grads[0]));
     const at::Tensor g = detail::as_dtensor(grads[0], spec);
-    const tensor_list saved = ctx->get_saved_variables();
+    const tensor_list saved = ctx->saved_data["saves"].toBool() ? ctx->get_saved_variables() : tensor_list(2);
     const at::Tensor& mask = saved[1];
     if (wanted) {
       out[0] = to_local(redistribute(g, *wanted), *wanted);
@@ -109,26 +128,31 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
       out[0] = PieceDerivative(spec, piece).times(to_local(redistribute(g, layout), layout));
     }
     if (mask.defined()) out[0] = at::where(mask, out[0], at::zeros_like(out[0]));
+    if (is_shared) out[0] = out[0].clone();
     return out;
   }
 };
 
 struct ToLocal : torch::autograd::Function<ToLocal> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const Placements& grad) {
+  // `is_recorded` says whether autograd records this call.
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const Placements& grad, bool is_recorded) {
     const detail::Meta& meta = detail::meta(dtensor);
     if (dtensor.requires_grad()) {
       detail::saved<SpecPtr>(ctx, "spec") = meta.spec;
       detail::saved<Placements>(ctx, "grad") = grad;
       ctx->set_materialize_grads(false);  // no zeros for a piece that took no part in the loss
     }
+    // The operator that made the DTensor may have saved it: a write to the piece must show in the DTensor's version.
+    if (is_recorded && dtensor.grad_fn() != nullptr) return alias_of(meta.local(), dtensor);
     return meta.local().detach();
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
     const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
     FromLocalOptions options;
     options.shape = spec.sizes;
-    return {from_local(grads[0], spec.mesh, detail::saved<Placements>(ctx, "grad"), options), at::Tensor()};
+    return {from_local(grads[0], spec.mesh, detail::saved<Placements>(ctx, "grad"), options), at::Tensor(),
+            at::Tensor()};
   }
 };
 
@@ -270,9 +294,10 @@ at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& 
   const detail::NotDeferred own_tensors;
   detail::check_current(dtensor, "to_local");
   detail::watch_gradient(dtensor);
-  return ToLocal::apply(
-      dtensor, grad_placements ? normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "to_local: grad_placements")
-                               : without_partial(spec.placements));
+  const Placements grad = grad_placements
+                              ? normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "to_local: grad_placements")
+                              : without_partial(spec.placements);
+  return ToLocal::apply(dtensor, grad, c10::GradMode::is_enabled() && dtensor.requires_grad());
 }
 
 }  // namespace tessera

@@ -125,10 +125,8 @@ tensor_list run_all(at::TensorList dtensors, const RedistributeCall& call) {
 // Says whether `dtensor` is the caller's alone: no other tensor, view or saved tensor shares its piece's memory.
 bool held_once(const at::Tensor& dtensor) {
   if (!is_dtensor(dtensor) || dtensor.use_count() != 1) return false;
-  detail::Meta& meta = detail::meta(dtensor);
-  const at::Tensor& local = meta.local();
-  return c10::raw::intrusive_ptr::use_count(&meta) == 1 && local.use_count() == 1 && local.has_storage() &&
-         local.storage().use_count() == 1;
+  const at::Tensor& local = detail::meta(dtensor).local();  // waits for a pending piece
+  return local.has_storage() && !detail::shares_memory(dtensor);
 }
 
 bool is_recorded(at::TensorList dtensors) {

@@ -23,7 +23,8 @@ T& saved(torch::autograd::AutogradContext* ctx, const char* name) {
   return static_cast<Held<T>*>(held.toCapsule().get())->value;
 }
 
-// Returns `gradient` as a DTensor of `like`'s mesh; a plain one, such as autograd's zeros, counts as replicated.
+// Returns `gradient` as a DTensor of `like`'s mesh; a plain one, such as autograd's zeros, counts as replicated. Under
+// create_graph its history goes on.
 at::Tensor as_dtensor(const at::Tensor& gradient, const Spec& like);
 
 }  // namespace tessera::detail

@@ -71,12 +71,18 @@ TESSERA_BOTH int misaligned(const T* row) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
 }
 
+// Returns where a row of logits begins; nullptr where rows have no columns, since they may have no memory either.
+template <class T, class Request>
+TESSERA_BOTH const T* logits_of(const Request& request, int64_t row) {
+  return request.columns == 0 ? nullptr : static_cast<const T*>(request.logits) + row * request.stride;
+}
+
 // Returns the sum over the groups of a row that are `thread` modulo `threads`. Two groups are read before either is
 // used, so that a multiprocessor has enough readings under way.
 template <class T>
 TESSERA_BOTH ExpSum<Computed<T>> sum_of_row(const LogitSums& request, int64_t row, int thread, int threads) {
   constexpr int kGroup = kRowGroup<T>;
-  const T* const at = static_cast<const T*>(request.logits) + row * request.stride;
+  const T* const at = logits_of<T>(request, row);
   const int before = misaligned(at);
   const T missing = number<T>(-std::numeric_limits<float>::infinity());
   ExpSum<Computed<T>> sum;
@@ -109,7 +115,7 @@ inline TESSERA_BOTH int64_t column_of(const LogitTargets& targets, int64_t row, 
 template <class T>
 TESSERA_BOTH void store_sums(const LogitSums& request, int64_t row, const ExpSum<Computed<T>>& sum) {
   using C = Computed<T>;
-  const T* const at = static_cast<const T*>(request.logits) + row * request.stride;
+  const T* const at = logits_of<T>(request, row);
   const int64_t column = column_of(request.targets, row, request.columns);
   static_cast<C*>(request.greatest)[row] = sum.greatest;
   static_cast<C*>(request.exps)[row] = sum.sum;
@@ -150,7 +156,7 @@ template <class T>
 TESSERA_BOTH void gradient_of_row(const LogitGradient& request, int64_t row, int thread, int threads) {
   using C = Computed<T>;
   constexpr int kGroup = kRowGroup<T>;
-  const T* const in = static_cast<const T*>(request.logits) + row * request.stride;
+  const T* const in = logits_of<T>(request, row);
   T* const out = static_cast<T*>(request.out) + row * request.columns;
   const bool aligned = misaligned(in) == misaligned(out);
   const C greatest = static_cast<const C*>(request.of_all)[row];

@@ -19,7 +19,7 @@ using InitMethod = std::function<void(at::Tensor weight)>;
 enum class InitType {
   kOrthogonal,      // torch::nn::init::orthogonal_ with gain 0.01
   kNormal,          // standard deviation 0.01
-  kBiasedNormal,    // the same, with mean 0
+  kBiasedNormal,    // the same as kNormal
   kUniform,         // [0, 0.02)
   kKaimingUniform,  // this and the next three: torch::nn::init's defaults
   kKaimingNormal,

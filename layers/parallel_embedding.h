@@ -57,7 +57,8 @@ class ParallelEmbeddingImpl : public Layer<ParallelEmbeddingImpl> {
   // sequence_parallel; and, with max_norm, which writes the table, on an assigned table with another layout.
   at::Tensor forward(const at::Tensor& ids);
 
-  // Returns the whole table, plain and detached. Runs one all_gather on more than one rank.
+  // Returns the whole table, plain and detached. Runs one all_gather on more than one rank, and none with
+  // EmbeddingCut::kNone.
   at::Tensor master_weight() const;
 
   void pretty_print(std::ostream& stream) const override;

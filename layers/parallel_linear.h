@@ -97,8 +97,9 @@ class ParallelLinearBase {
   // or the weight's dtype.
   at::Tensor main_grad;
 
-  // Return the whole weight and bias, plain and detached, with features in their usual order for any stride. They
-  // run one all_gather on more than one rank.
+  // Return the whole weight and bias, plain and detached, with features in their usual order for any stride. On more
+  // than one rank each runs one all_gather, but master_bias of a row parallel layer, whose bias every rank has, runs
+  // none. master_weight throws std::invalid_argument on a layer without a weight (skip_weight_param_allocation).
   at::Tensor master_weight() const;
   at::Tensor master_bias() const;  // undefined without a bias
 
@@ -183,8 +184,8 @@ TORCH_MODULE(ColumnParallelLinear);
 // Collectives in backward: none where the input is parallel, else one all_gather of the input's gradient; with
 // sequence_parallel one all_gather, and one all_reduce of the bias's gradient. An adapter adds one all_reduce of
 // lora_b's gradient.
-// Throws in the constructor where ColumnParallelLinear does, and on sequence_parallel with an input that is not
-// parallel.
+// Throws in the constructor where ColumnParallelLinear does, on sequence_parallel with an input that is not parallel,
+// and on an expert layer that does not communicate (is_expert) and has a bias that is not skipped.
 class RowParallelLinearImpl : public Layer<RowParallelLinearImpl>, public ParallelLinearBase {
  public:
   RowParallelLinearImpl(const RowParallelOptions& options, const DeviceMesh& mesh);

@@ -35,7 +35,8 @@ class Hookable {
   void remove_hook(int64_t id);
   std::size_t hooks() const { return pre_hooks_.size() + hooks_.size(); }
 
-  // Returns the module's path under the root of parallelize_module, and "" before that call.
+  // Returns the module's path under the root of parallelize_module, "the root module" for the root itself, and ""
+  // before that call.
   const std::string& hook_path() const { return path_; }
 
   // Is called by the library: sets the path that CommCounter names for collectives inside forward, and the World.
@@ -43,7 +44,7 @@ class Hookable {
 
  protected:
   World* hook_world() const { return world_.get(); }
-  // Returns the module's path, or "(root)".
+  // Returns hook_path(), or "(root)" before parallelize_module.
   std::string_view recorded_name() const { return path_.empty() ? "(root)" : std::string_view(path_); }
   void run_pre_hooks(std::vector<at::Tensor>& inputs) const;
   void run_hooks(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs) const;

@@ -76,6 +76,8 @@ void check_convertible(const TensorPlan& plan) {
   if (!t.is_leaf()) refuse("is the result of an operator, not a leaf", "register a leaf tensor, such as t.detach()");
   if (t.layout() != at::kStrided)
     refuse("is sparse", "only dense tensors have a layout over ranks; call to_dense() first");
+  if (t.grad().defined() && t.grad().layout() != at::kStrided)
+    refuse("has a sparse gradient", "call zero_grad() on the module first");
   if (t.is_quantized()) refuse("is quantized", "dequantize it first");
   if (t.is_meta() && !detail::is_deferred(t))
     refuse("is on the meta device, without values", "give it memory (to_empty, or build it on a device) first");

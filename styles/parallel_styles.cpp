@@ -186,7 +186,7 @@ void SequenceParallel::apply(ApplyContext& context) const {
     context.contract(item.name, {.operators = norm_operators(),
                                  .input = sequence,
                                  .desired = sequence,
-                                 .output = {},
+                                 .output = sequence,
                                  .use_local_output = options_.use_local_output});
   }
 }

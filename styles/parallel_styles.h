@@ -89,7 +89,8 @@ struct SequenceOptions {
 // at::layer_norm, group_norm or rms_norm. A norm whose code multiplies by the weight itself follows the operators' own
 // rules for a DTensor, and refuses a plain piece. On a module without parameters, such as Dropout, the style does
 // nothing: the activation keeps its layout.
-// Throws std::invalid_argument on a Linear, an Embedding, and a container whose parameters belong to its children.
+// Throws std::invalid_argument on a Linear, a Conv1D, an Embedding, a MultiheadAttention, and a container whose
+// parameters belong to its children.
 class SequenceParallel : public ParallelStyle {
  public:
   explicit SequenceParallel(int64_t sequence_dim = 1, SequenceOptions options = {})

@@ -141,7 +141,16 @@ inline ComputeDtype compute_dtype(const DeviceMesh& mesh, const ParallelizeOptio
 //   - a module with two styles of which none is a Prepare style;
 //   - a style that does not know its module;
 //   - styles that disagree on a tied parameter;
-//   - parameters that overlap in memory without being the same;
+//   - parameters or buffers that overlap in memory without being the same, or that are sparse, quantized, on the meta
+//     device (except those of ShardedInit) or the result of an operator, or have a sparse gradient;
+//   - a style for a parameter that is a DTensor already;
+//   - a mesh of several dimensions of which none is called "tp", without tensor_dim;
+//   - tensor_dim, data_dims or shard_dims that are not on the mesh, data_dims that name a mesh dimension twice or the
+//     tensor dimension, and shard_dims that name one twice or one that is no data dimension;
+//   - a data_placement other than Shard(0) or Replicate(), or Shard(0) without a data dimension or beside a style with
+//     use_local_output;
+//   - a src_rank outside the mesh, a zero_stage other than 1, 2 or 3, a compute_dtype other than bfloat16 or float16, a
+//     negative number of bytes, gradient_buckets with a dtype that is not floating or a cost model that does not fit;
 //   - an optimizer with state;
 //   - a null module.
 // With kNoSource, which every rank must then give, each rank throws on its own, and an exception other than

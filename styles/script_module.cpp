@@ -187,6 +187,13 @@ at::IValue ParallelizedScript::forward(std::vector<at::IValue> inputs, const tor
 
 ParallelizedScript parallelize_module(const Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                                       const ParallelizeOptions& options) {
+  if (options.compute_dtype) {
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: compute_dtype {} for a TorchScript module, whose compiled code has no autocast "
+        "(it would compute in its parameters' dtype); leave the option out, or convert the module by to() "
+        "before",
+        c10::toString(*options.compute_dtype)));
+  }
   const auto tree = [&] {
     ModuleTree made = tree_of(module);
     forget_compiled(module);  // before anything is converted, so that a failure here leaves the module as it was

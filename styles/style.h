@@ -111,8 +111,8 @@ class ParallelStyle {
   virtual void apply(ApplyContext& context) const = 0;
   // Returns a name for messages, such as "ColwiseParallel".
   virtual std::string name() const = 0;
-  // Returns the name with its options, such as "ColwiseParallel(input R -> R, output S(-1))"; it is printed with the
-  // plan.
+  // Returns the name with the options that are set, such as "ColwiseParallel(input S(1), output R)"; it is printed with
+  // the plan.
   virtual std::string to_string() const { return name(); }
   // Says whether a module may have this style beside another one. The Prepare styles may: they only wrap forward.
   virtual bool joins_others() const { return false; }
@@ -137,7 +137,7 @@ class Style {
 //   {{"layers.*.attn.w?", ColwiseParallel()}, {"layers.*.attn.out", RowwiseParallel()}}
 using ParallelPlan = std::vector<std::pair<std::string, Style>>;
 
-// Prints one line per entry: "layers.*.attn.w?  ColwiseParallel(input R -> R, output S(-1))".
+// Prints one line per entry, such as "layers.*.attn.w?  ColwiseParallel(input S(1), output R)".
 std::string to_string(const ParallelPlan& plan);
 
 }  // namespace tessera

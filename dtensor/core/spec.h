@@ -66,7 +66,7 @@ std::vector<int64_t> dense_strides(const Spec& spec);
 // same on every rank.
 int64_t bytes_of_even_piece(const Spec& spec, const Placements& placements);
 
-// Returns "Float [4, 8] on {tp: 2} as [S(0)]".
+// Returns "Float [4, 8] on {tp: 2} on cpu as [S(0)]".
 std::string to_string(const Spec& spec);
 
 }  // namespace tessera

@@ -5,7 +5,28 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/mesh/core/reused_memory.h"
+
 namespace tessera::detail {
+
+bool shares_memory(const at::Tensor& t) {
+  const at::Tensor* memory = &t;
+  if (is_dtensor(t)) {
+    Meta& of = meta(t);
+    if (c10::raw::intrusive_ptr::use_count(&of) > 1) return true;
+    if (of.is_pending()) return false;
+    memory = &of.local();
+    if (memory->use_count() > 1) return true;
+  }
+  if (!memory->has_storage()) return false;
+  const std::size_t others = memory->storage().use_count() - 1;
+  return others > 1 || (others == 1 && !is_listed(memory->storage()));
+}
+
+void share_version(const at::Tensor& dtensor, const at::Tensor& plain) {
+  const c10::VariableVersion& version = plain.unsafeGetTensorImpl()->version_counter();
+  if (version.enabled() && !dtensor.is_inference()) dtensor.unsafeGetTensorImpl()->set_version_counter(version);
+}
 
 void check_current(const at::Tensor& t, const char* who) {
   const Meta& m = meta(t);

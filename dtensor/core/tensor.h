@@ -62,6 +62,8 @@ struct Meta final : c10::BackendMeta {
   void clear();
   // Says whether AsyncPieces deliver the piece; such a Meta is never kept for another tensor.
   bool is_async() const { return async_pieces_ != nullptr; }
+  // Says whether local() would wait for the piece.
+  bool is_pending() const { return undelivered_.load(std::memory_order_acquire); }
   // Holds a piece that `pieces` will deliver as item `item`.
   Meta(std::shared_ptr<AsyncPieces> pieces, std::size_t item, SpecPtr tensor_spec)
       : spec(std::move(tensor_spec)), async_pieces_(std::move(pieces)), item_(item), undelivered_(true) {
@@ -76,7 +78,7 @@ struct Meta final : c10::BackendMeta {
   // Returns the local tensor, which never requires grad. The first reader of an asynchronous redistribution's result
   // waits here, on any thread.
   const at::Tensor& local() const {
-    if (undelivered_.load(std::memory_order_acquire)) async_pieces_->deliver(item_, local_, undelivered_);
+    if (is_pending()) async_pieces_->deliver(item_, local_, undelivered_);
     return local_;
   }
 
@@ -128,6 +130,14 @@ inline bool is_dtensor_impl(const c10::TensorImpl* impl) {
 inline bool is_dtensor(const at::Tensor& t) { return t.defined() && is_dtensor_impl(t.unsafeGetTensorImpl()); }
 // Returns the Meta of `t`, which must be a DTensor.
 inline Meta& meta(const at::Tensor& t) { return *static_cast<Meta*>(t.unsafeGetTensorImpl()->get_backend_meta()); }
+
+// Says whether another tensor, view or saved tensor shares the memory of `t`, a DTensor, or a plain tensor that is no
+// view of its own. A pending piece is new. It does not count further handles of `t` itself.
+bool shares_memory(const at::Tensor& t);
+
+// Gives `dtensor` the version of `plain`, whose memory it has, so that autograd, which may save the DTensor, sees a
+// later write to the plain tensor.
+void share_version(const at::Tensor& dtensor, const at::Tensor& plain);
 
 // Throws std::runtime_error if `t` is a view that was copied and the viewed tensor has been written since: the values
 // of `t` are old.

@@ -65,6 +65,20 @@ std::string origin_hint(const Call& call, const at::Tensor& plain) {
                   origin_hint(call, plain) + forward_mode_hint()));
 }
 
+// Lists the operators, without "aten::", that multiply a weight by an activation.
+constexpr std::array kProducts = {"mm", "bmm", "matmul", "addmm", "addbmm", "baddbmm", "mv", "addmv"};
+
+// Throws if the activation of a weight is plain on a mesh that splits the batch: it might be a part of the batch.
+void refuse_part_of_batch(const Call& call, const at::Tensor& plain, const detail::Meta& weight, std::string_view op) {
+  const ContractPtr& contract = weight.contract;
+  if (contract == nullptr || contract->data_dims.empty() || std::ranges::find(kProducts, op) == kProducts.end()) return;
+  throw std::invalid_argument(
+      fmt::format("{}: a plain tensor [{}] is used with {} on the mesh {} with data dimensions: nobody can know which "
+                  "part of the batch it is. Give from_local(piece, mesh, {{Shard(0) on the data dimensions}}), or "
+                  "distribute_tensor where each rank has the whole",
+                  call.traits.name, fmt::join(plain.sizes(), ", "), contract->path, weight.spec->mesh.to_string()));
+}
+
 // Throws if the contract of a parameter in the call takes a plain tensor as this rank's piece. Operators that apply
 // contracts never get here with one, and any other must not take the piece for the whole. A tensor that the call writes
 // is not an activation.
@@ -74,8 +88,12 @@ void refuse_piece(const Call& call, const TensorArg& plain) {
   if (op.ends_with('_')) op.remove_suffix(1);
   for (const TensorArg& entry : call.tensors) {
     if (!detail::is_dtensor(*entry.tensor) || call.writes(entry)) continue;
-    const Contract* const contract = piece_contract(detail::meta(*entry.tensor).contract, op);
-    if (contract == nullptr) continue;
+    const detail::Meta& parameter = detail::meta(*entry.tensor);
+    const Contract* const contract = piece_contract(parameter.contract, op);
+    if (contract == nullptr) {
+      refuse_part_of_batch(call, *plain.tensor, parameter, op);
+      continue;
+    }
     throw std::invalid_argument(
         fmt::format("{}: a plain tensor [{}] is used with {}, whose style {} says that it is this rank's piece, {}; "
                     "give a DTensor, by "
@@ -213,6 +231,12 @@ bool has_zero_or_nonfinite_number(const Call& call) {
   }
   return std::any_of(call.tensors.begin(), call.tensors.end(),
                      [](const TensorArg& entry) { return is_zero_or_nonfinite(entry); });
+}
+
+void refuse_sizes(const std::string& op, at::IntArrayRef result, at::IntArrayRef written, std::string_view or_else) {
+  throw std::invalid_argument(
+      fmt::format("{}: the result is [{}], and would be written to [{}]; give a tensor of its sizes{}", op,
+                  fmt::join(result, ", "), fmt::join(written, ", "), or_else));
 }
 
 Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack,

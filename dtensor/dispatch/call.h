@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -74,6 +75,11 @@ const std::string* contract_path(const Call& call);
 // Returns a hint for an error about `plain`, where an operator writes in place and expects a DTensor: an optimizer's
 // state may be older than the parameters' layouts. Returns "" elsewhere.
 std::string old_state_hint(const Call& call, const at::Tensor& plain);
+
+// Throws std::invalid_argument since a result would be written to a tensor of other sizes, which LibTorch would resize.
+// `or_else` ends the text with what else to do.
+[[noreturn]] void refuse_sizes(const std::string& op, at::IntArrayRef result, at::IntArrayRef written,
+                               std::string_view or_else = "");
 
 // Finds the call's tensors. Throws std::invalid_argument when DTensors are on different meshes, or when a plain tensor
 // of one dimension or more is among them outside ImplicitReplication and backward; the text names the operator, shapes,

@@ -242,17 +242,15 @@ class Decider {
     return out;
   }
 
-  // Throws if a written tensor would get other sizes, since LibTorch would resize it.
+  // Throws if a written tensor would get other sizes.
   void check_written_sizes(const std::vector<TensorInfo>& outputs) const {
     for (const TensorArg& entry : call_.tensors) {
       const std::size_t k = call_.writes(entry) ? result_of(entry) : rules::kNoOutput;
       if (k >= outputs.size()) continue;
-      const std::vector<int64_t>& sizes = outputs[k].sizes;
-      if (!entry.tensor->defined() || entry.tensor->sizes() == at::IntArrayRef(sizes)) continue;
-      throw std::invalid_argument(
-          fmt::format("{}: the result is [{}], and would be written to [{}]; give a tensor of its sizes{}",
-                      call_.traits.name, fmt::join(sizes, ", "), fmt::join(entry.tensor->sizes(), ", "),
-                      is_out(entry) ? "" : ", or use the operator without the trailing underscore"));
+      const at::IntArrayRef sizes = outputs[k].sizes;
+      if (!entry.tensor->defined() || entry.tensor->sizes() == sizes) continue;
+      refuse_sizes(call_.traits.name, sizes, entry.tensor->sizes(),
+                   is_out(entry) ? "" : ", or use the operator without the trailing underscore");
     }
   }
 

@@ -10,7 +10,6 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor_lists.h"
@@ -197,7 +196,7 @@ class Execution {
     if (call_.traits.random) draw_key_ = next_draw_key();
     // A local kernel draws from the key itself.
     if (draw_key_ && decision_.kernel == nullptr) draw.emplace(mesh_.device(), *draw_key_);
-    const at::AutoDispatchBelowADInplaceOrView below;
+    const BelowAutograd below;
     if (!decision_.ranks_differ && decision_.kernel == nullptr) {
       call_.op.callBoxed(call_.stack);
       return;
@@ -274,9 +273,7 @@ class Execution {
     for (const auto& [index, wrapper] : written_) {
       const Spec& spec = *decision_.inputs[index];
       if (locals_[index].sizes() == at::IntArrayRef(spec.local_sizes)) continue;
-      throw std::invalid_argument(
-          fmt::format("{}: the result is [{}], and would be written to [{}]; give a tensor of its sizes",
-                      call_.traits.name, fmt::join(locals_[index].sizes(), ", "), fmt::join(spec.sizes, ", ")));
+      refuse_sizes(call_.traits.name, locals_[index].sizes(), spec.sizes);
     }
   }
 

@@ -76,8 +76,14 @@ at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter)
   // A parameter that is neither held nor on its way was not expected: what is on its way may not be needed either.
   if (ahead_ && (!held() || std::ranges::count(ahead_->slots, index) > 0)) wait_for_ahead();
   at::Tensor piece = held() ? slot.piece : at::Tensor();
+  // Another stream may have made it, such as that of another micro-batch.
+  slot.made.wait();
+  slot.made.keep(piece);
   if (!options_.keeps || !piece.defined()) slot.piece = at::Tensor();
-  if (!piece.defined()) piece = redistribute_local(parameter.local(), *parameter.spec, slot.whole);
+  if (!piece.defined()) {
+    piece = redistribute_local(parameter.local(), *parameter.spec, slot.whole);
+    slot.mark(piece);
+  }
   if (options_.keeps) {
     slot.piece = piece;
     slot.values = values_of(parameter);
@@ -122,7 +128,9 @@ void GatherSchedule::wait_for_ahead() {
   ahead_.reset();
   for (std::size_t i = 0; i < done.slots.size(); ++i) {
     std::atomic<bool> undelivered{true};
-    done.running->deliver(i, slots_[done.slots[i]].piece, undelivered);
+    Slot& slot = slots_[done.slots[i]];
+    done.running->deliver(i, slot.piece, undelivered);
+    slot.mark(slot.piece);
   }
 }
 

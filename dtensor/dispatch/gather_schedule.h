@@ -17,6 +17,7 @@
 #include "tessera/dtensor/core/spec.h"
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/redistribute/async_redistributions.h"
+#include "tessera/mesh/core/stream_point.h"
 
 namespace tessera {
 
@@ -63,9 +64,12 @@ class GatherSchedule {
     Placements whole;   // of the gathered parameter; empty until its first use
     int64_t step = -1;  // the step of its last use, and its values then:
     Values used;
-    // The gathered piece, and the values that it was started with:
+    // The gathered piece, where it was made, and the values that it was started with:
     at::Tensor piece;
+    StreamPoint made;
     Values values;
+
+    void mark(const at::Tensor& gathered) { made = StreamPoint::here(gathered.device()); }
   };
   struct Ahead {
     std::shared_ptr<AsyncRedistributions> running;

@@ -9,9 +9,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "tessera/dtensor/core/tensor_lists.h"
+#include "tessera/dtensor/dispatch/call.h"
 
 namespace tessera::dispatch {
 namespace {
@@ -82,9 +82,7 @@ void OutOfPlace::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /
   for (const at::IValue& value : outs) append_tensors(value, written);
   for (std::size_t k = 0; k < written.size() && k < results.size(); ++k) {
     if (written[k].sizes() != results[k].sizes()) {
-      throw std::invalid_argument(
-          fmt::format("{}: the result is [{}], and would be written to [{}]; give a tensor of its sizes",
-                      op.schema().name(), fmt::join(results[k].sizes(), ", "), fmt::join(written[k].sizes(), ", ")));
+      refuse_sizes(op.schema().name(), results[k].sizes(), written[k].sizes());
     }
     written[k].copy_(results[k]);
   }

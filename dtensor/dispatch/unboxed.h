@@ -286,7 +286,7 @@ void inherit_contract(const T& /*not a tensor*/, const at::Tensor& /*to*/, const
 // Calls the operator on the pieces, below autograd; an error that this rank alone may see fails the World.
 template <class Call>
 void on_pieces(bool ranks_differ, World& world, const std::string& name, const Call& call) {
-  const at::AutoDispatchBelowADInplaceOrView below;
+  const BelowAutograd below;
   try {
     call();
   } catch (...) {

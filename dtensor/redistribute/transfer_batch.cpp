@@ -21,6 +21,8 @@ Kind collective_of(const Transfer& transfer) {
 // Is a number of bytes: a tensor of any dtype may start at a multiple of it.
 constexpr int64_t kAlignment = 16;
 
+constexpr const char* kPacking = "packing what a collective sends";
+
 // Starts the collective of a redistribution's step; no other function does. `transfer` says by which operation it
 // reduces; with `owned`, it may reduce `data` in place.
 PendingCollective start_collective(Kind kind, const at::Tensor& data, const std::vector<int64_t>& send_counts,
@@ -37,6 +39,18 @@ PendingCollective start_collective(Kind kind, const at::Tensor& data, const std:
   throw std::logic_error("a local step has no collective");
 }
 
+// Returns what `body` returns. An exception in it, such as a lack of memory on this rank alone, fails the job, since
+// the other ranks would wait for this one.
+template <typename Body>
+auto failing(World& world, const char* where, const Body& body) {
+  try {
+    return body();
+  } catch (...) {
+    world.guard(where, [] { throw; });  // rethrows the current exception inside guard, which fails the World
+    throw;
+  }
+}
+
 }  // namespace
 
 bool TransferBatch::can_share(const Entry& a, const Entry& b) {
@@ -48,7 +62,7 @@ bool TransferBatch::can_share(const Entry& a, const Entry& b) {
 }
 
 TransferBatch::TransferBatch(const DeviceMesh& mesh, Entries entries, WaitTime wait_time)
-    : entries_(std::move(entries)) {
+    : world_(mesh.world_ptr()), entries_(std::move(entries)) {
   pending_.emplace(start(mesh, wait_time));
   for (Entry& entry : entries_) {
     if (!entry.transfer->keeps_input()) entry.tensor.reset();
@@ -60,18 +74,21 @@ PendingCollective TransferBatch::start(const DeviceMesh& mesh, WaitTime wait_tim
   const Transfer& transfer = *first.transfer;
   const DeviceMesh over = mesh.merged(transfer.mesh_dims());
   if (entries_.size() == 1) {
-    return start_collective(transfer.kind(), transfer.packed(first.tensor), transfer.send_counts(),
-                            transfer.receive_counts(), over, transfer, first.owned || transfer.packs(), wait_time);
+    const at::Tensor packed = failing(*world_, kPacking, [&] { return transfer.packed(first.tensor); });
+    return start_collective(transfer.kind(), packed, transfer.send_counts(), transfer.receive_counts(), over, transfer,
+                            first.owned || transfer.packs(), wait_time);
   }
-  const Message message = joined_message();
+  const Message message = failing(*world_, kPacking, [&] { return joined_message(); });
   return start_collective(collective_of(transfer), message.data, message.send_counts, message.receive_counts, over,
                           transfer, true, wait_time);
 }
 
 c10::SmallVector<at::Tensor, 1> TransferBatch::wait() {
   at::Tensor received = pending_->wait();
-  if (entries_.size() > 1) return unpacked(received);
-  return {entries_[0].transfer->unpacked(std::move(received), entries_[0].tensor)};
+  return failing(*world_, "unpacking what a collective has received", [&] {
+    if (entries_.size() > 1) return unpacked(received);
+    return c10::SmallVector<at::Tensor, 1>{entries_[0].transfer->unpacked(std::move(received), entries_[0].tensor)};
+  });
 }
 
 // Returns the slots, which follow one another per rank (or once, where all ranks get the same); `counts` gets the

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -57,6 +58,7 @@ class TransferBatch {
   PendingCollective start(const DeviceMesh& mesh, WaitTime wait_time);
   c10::SmallVector<at::Tensor, 1> unpacked(const at::Tensor& received) const;
 
+  const std::shared_ptr<World> world_;
   Entries entries_;
   std::vector<at::TensorOptions> options_;  // [entry]; empty for one entry alone
   std::vector<Slot> receives_;              // where the received regions are; empty for one entry alone

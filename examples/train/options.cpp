@@ -105,7 +105,7 @@ void add_outputs(CLI::App& app, Options& options) {
       ->check(at_least(0));
   app.add_option("--keep", options.keep, "The number of checkpoints that stay, the newest; 0: all")->check(at_least(0));
   app.add_option("--validate-every", options.validate_every,
-                 "Steps between looks at held-out text; 0: at the end alone")
+                 "Steps between evaluations on held-out text; 0: at the end alone")
       ->check(at_least(0));
   app.add_option("--log-every", options.log_every, "Steps between lines of metrics.jsonl")->check(at_least(1));
   app.add_option("--check-steps", options.check_steps,

@@ -15,11 +15,11 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/dispatch/call.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/redistribute/route.h"
@@ -193,7 +193,6 @@ class Outs {
   void check(const at::Tensor& input, const std::vector<std::vector<int64_t>>& sizes) const {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const at::Tensor& out = tensors_[i].toTensor();
-      const at::IntArrayRef given = out.sizes();
       if (out.numel() > 0 && !is_dtensor(input) && is_dtensor(out)) {
         throw std::invalid_argument(fmt::format(
             "{}: the input is a plain tensor, and result {} would be written to {}; make the input a DTensor",
@@ -201,15 +200,10 @@ class Outs {
       }
       if (out.numel() > 0 && is_dtensor(input) && !(is_dtensor(out) && mesh_of(out) == mesh_of(input))) {
         throw std::invalid_argument(fmt::format(
-            "{}: result {} would be written to {}; give a DTensor of the input's "
-            "mesh, {}",
-            op_.schema().name(), i, is_dtensor(out) ? to_string(out) : "a plain tensor", mesh_of(input).to_string()));
+            "{}: result {} would be written to {}; give a DTensor of the input's mesh, {}", op_.schema().name(), i,
+            is_dtensor(out) ? to_string(out) : "a plain tensor", mesh_of(input).to_string()));
       }
-      if (given == at::IntArrayRef(sizes[i])) continue;
-      throw std::invalid_argument(
-          fmt::format("{}: result {} is [{}], and would be written to [{}]; give a tensor of "
-                      "its sizes",
-                      op_.schema().name(), i, fmt::join(sizes[i], ", "), fmt::join(given, ", ")));
+      if (out.sizes() != at::IntArrayRef(sizes[i])) dispatch::refuse_sizes(op_.schema().name(), sizes[i], out.sizes());
     }
   }
   Stack written(const at::Tensor& input, const Stack& results) const {

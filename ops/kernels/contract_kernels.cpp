@@ -118,7 +118,9 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
                 mesh.mesh(), piece.dim(), fmt::format("{} with {}", op, contract.path));
   FromLocalOptions options;
   options.shape = global_shape(piece, placements, mesh, parameter, op);
-  return from_local(piece, mesh, placements, options);
+  at::Tensor out = from_local(piece, mesh, placements, options);
+  detail::share_version(out, piece);
+  return out;
 }
 
 // Holds an activation as a DTensor, and the layout that the contract asks for.

@@ -1,6 +1,7 @@
 // Tests redistribution, and forward, backward and training of modules, of ranks that are threads on streams of their
 // own whose work is done late.
 
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -11,6 +12,8 @@
 #include <torch/optim.h>
 
 #include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient_buckets.h"
 #include "tessera/mesh/collectives/collectives.h"
@@ -88,6 +91,53 @@ TESSERA_RANKS_TEST_CASE("redistribution on streams of the ranks' own gives the s
       CHECK(worst(full_tensor(later), numbers_at_once(2, 5, 7)) == 0);
       CHECK(worst(full_tensor(many[0]), numbers_at_once(3, 5, 7)) == 0);
       CHECK(worst(full_tensor(many[1]), numbers_at_once(4, 2, 3)) == 0);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a parameter that one stream has gathered is read on another", {2, 3}) {
+  const DeviceMesh mesh = tp_line();
+  const OwnStream stream;
+  for (int round = 0; round < kRounds; ++round) {
+    const double first = 100.0 * round;
+    const at::Tensor parameter = late_spread(first, 6, 4, mesh, Shard(0));
+    tessera::detail::Meta& meta = tessera::detail::meta(parameter);
+    meta.contract = std::make_shared<Contract>(Contract{.path = "weight"});
+    GatherSchedule schedule({.keeps = true});
+    schedule.add(parameter);
+    const auto whole = [&] { return schedule.gather("weight", meta, *with_placements(*meta.spec, {Replicate()})); };
+    CHECK(worst(whole() * 1, numbers_at_once(first, 6, 4)) == 0);
+    parameter.add_(1);  // it is gathered again
+    whole();
+    at::Tensor doubled;
+    {
+      const OwnStream other(1);
+      doubled = whole() * 2;
+    }
+    parameter.add_(1);
+    whole();  // frees what the other stream may still read
+    const OwnStream other(1);
+    CHECK(worst(doubled, (numbers_at_once(first, 6, 4) + 1) * 2) == 0);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a DTensor goes to a mesh on another type of device, and its gradient comes back", {2, 3}) {
+  const DeviceMesh late = tp_line(), cpu = init_device_mesh("cpu", {world_size()}, {"tp"}, world());
+  const OwnStream stream;
+  const at::Tensor want = numbers_at_once(1, 6, 4);
+  for (const Placement& from : kPlacements) {
+    for (const Placement& to : kPlacements) {
+      CAPTURE(to_string(Placements{from, to}));
+      const at::Tensor x = late_spread(1, 6, 4, late, from).detach().requires_grad_();
+      const at::Tensor moved = redistribute_to(x, cpu, {to});
+      CHECK(mesh_of(moved) == cpu);
+      CHECK(placements_of(moved) == Placements{to});
+      CHECK(worst(full_tensor(moved), want) <= kTolerance);
+      const at::Tensor back = redistribute_to(moved, late, {Shard(1)});
+      CHECK(worst(full_tensor(back), want) <= kTolerance);
+      (back * back).sum().backward();
+      CHECK(mesh_of(x.grad()) == late);
+      CHECK(worst(full_tensor(x.grad()), want * 2) <= kTolerance);
     }
   }
 }

@@ -35,7 +35,7 @@ bool waits(const std::string& line) {
   static const std::regex kWait(
       R"(StreamPoint::here\(|event\.(record|block|synchronize)\(|recordDataPtrOnStream\(|)"
       R"(synchronize(Device|Stream|Event)\(|point\.finish\(|)"
-      R"((\.|->)wait\(\)|(joined\S*|begun|queued_)\.keep\(|StreamOfPoint \w+\(|keep_memory\(\);|keep\(round|)"
+      R"((\.|->)wait\(\)|(joined\S*|begun|queued_|made)\.keep\(|StreamOfPoint \w+\(|keep_memory\(\);|keep\(round|)"
       R"(moved = moved|set_multithreading_enabled\(|\.setDevice\()");
   return std::regex_search(line, kWait) && !std::regex_search(line, kDefinition);
 }

@@ -254,6 +254,41 @@ TESSERA_RANKS_TEST_CASE("36: SequenceParallel LayerNorm: output S(1), no collect
   }
 }
 
+TESSERA_RANKS_TEST_CASE("a write to a style's plain input before backward throws, as without the style", {1, 2}) {
+  torch::nn::Linear module(torch::nn::LinearOptions(6, 4));
+  module->to(device());
+  auto tp = parallelize_module(module, tp_line(), ColwiseParallel());
+  const at::Tensor x = numbers({2, 3, 6}).to(at::kFloat);
+  const at::Tensor loss = tp(x).square().sum();
+  x.add_(1);
+  CHECK_THROWS_WITH(loss.backward(), doctest::Contains("has been modified by an inplace operation"));
+  CHECK_NOTHROW(tp(x).square().sum().backward());
+}
+
+TESSERA_RANKS_TEST_CASE("SequenceParallel over a dimension that the norm needs whole: the result is cut again",
+                        {1, 2, 4}) {
+  const DeviceMesh mesh = tp_line();
+  const at::Tensor x = numbers({3, 8, 12});
+  for (const bool local : {true, false}) {
+    CAPTURE(local);
+    torch::nn::LayerNorm reference(torch::nn::LayerNormOptions({8, 12})), module(torch::nn::LayerNormOptions({8, 12}));
+    fill(*reference);
+    fill(*module);
+    at::Tensor want_x = leaf(x), got_x = leaf(piece(x, 1));
+    const at::Tensor want = reference->forward(want_x), weights = numbers(want.sizes().vec(), 5);
+    (want * weights).sum().backward();
+    parallelize_module(module, mesh, SequenceParallel(1, {.use_local_output = local}));
+    const at::Tensor got = module->forward(got_x);
+    REQUIRE(is_dtensor(got) == !local);
+    if (!local) CHECK(placements_of(got) == Placements{Shard(1)});
+    const at::Tensor mine = local ? got : to_local(got);
+    CHECK(difference(mine, piece(want, 1)) <= kExact);
+    (mine * piece(weights, 1)).sum().backward();
+    CHECK(difference(got_x.grad(), piece(want_x.grad(), 1)) <= kExact);
+    check_parameters(*module, *reference, /*gradients=*/true, kExact);
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("activations stay DTensors: layouts and collectives between a colwise and a rowwise Linear",
                         {1, 2, 3}) {
   const DeviceMesh mesh = tp_line();
@@ -352,6 +387,41 @@ TESSERA_RANKS_TEST_CASE("with data dimensions a plain activation is refused, nam
   CAPTURE(message);
   CHECK(message.find("from_local") != std::string::npos);
   CHECK(message.find("up.weight") != std::string::npos);
+}
+
+namespace {
+
+// A user's layer that multiplies by an operator of which contracts know nothing.
+struct ByMmImpl : torch::nn::LinearImpl {
+  using LinearImpl::LinearImpl;
+  at::Tensor forward(const at::Tensor& x) { return torch::mm(x, weight.t()); }
+};
+TORCH_MODULE(ByMm);
+// Lays its weight out by columns.
+struct ByColumns : ParallelStyle {
+  void apply(ApplyContext& context) const override {
+    context.place("weight", Shard(0));
+    context.contract("weight", {.operators = {"matmul"}, .input = Replicate(), .desired = Replicate(), .output = {}});
+  }
+  std::string name() const override { return "ByColumns"; }
+};
+struct HasByMmImpl : torch::nn::Module {
+  HasByMmImpl() : up(register_module("up", ByMm(torch::nn::LinearOptions(4, 8).bias(false)))) {}
+  at::Tensor forward(const at::Tensor& x) { return up->forward(x); }
+  ByMm up;
+};
+TORCH_MODULE(HasByMm);
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("with data dimensions a plain activation is refused by other products too", {4}) {
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world());
+  HasByMm module;
+  module->to(device());
+  auto tp = parallelize_module(module, mesh, {{"up", ByColumns()}});
+  const at::Tensor x = at::ones({2, 4}, on(at::kFloat));
+  CHECK_NOTHROW(tp(from_local(x, mesh, {Shard(0), Replicate()})));
+  CHECK_THROWS_WITH_AS(tp(x), doctest::Contains("used with up.weight on the mesh"), std::invalid_argument);
 }
 
 namespace {

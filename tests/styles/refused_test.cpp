@@ -244,6 +244,12 @@ TEST_CASE("parameters that cannot be converted") {
                  "a.weight and b.weight share their memory, but would have placements [S(0)] and [R]");
   refused_module([&] { return Holder(ones({4}).to_sparse()); }, {},
                  "weight is sparse; only dense tensors have a layout over ranks");
+  const auto with_sparse_gradient = [] {
+    const at::Tensor weight = ones({4}).set_requires_grad(true);
+    weight.mutable_grad() = ones({4}).to_sparse();
+    return Holder(weight);
+  };
+  refused_module(with_sparse_gradient, {}, "weight has a sparse gradient; call zero_grad() on the module first");
   refused_module([&] { return Holder(at::ones({4}, at::kMeta)); }, {}, "weight is on the meta device, without values");
   refused_module([&] { return Holder(ones({4}).set_requires_grad(true) * 2); }, {},
                  "weight is the result of an operator, not a leaf");

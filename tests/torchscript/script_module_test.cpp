@@ -300,4 +300,7 @@ TEST_CASE("refused: frozen and optimized modules, Prepare styles, other types, a
   refused("model", {{"layers.0.norm1", ColwiseParallel()}}, "of type torch.nn.modules.normalization.LayerNorm");
   refused("renormalized", {{"0", ColwiseParallel()}}, "max_norm");
   refused("mlp", {{"side", ColwiseParallel()}}, "the root's are: up, down");
+  check_refused_on_every_rank(
+      {2}, {"tp"}, "compute_dtype BFloat16 for a TorchScript module",
+      [&](const DeviceMesh& mesh) { parallelize_module(load("mlp"), mesh, kMlp, {.compute_dtype = at::kBFloat16}); });
 }

@@ -1,0 +1,141 @@
+// Tests what happens where a DTensor and a plain tensor, or two gradients, would share memory: autograd sees the writes
+// to a piece, and no .grad is another tensor's memory. Also tests what backward does where LibTorch's own functions may
+// run twice, or under autocast.
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <doctest/doctest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
+#include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+constexpr const char* kWritten = "has been modified by an inplace operation";
+
+// Says whether the memory of both gradients is the same.
+bool share(const at::Tensor& a, const at::Tensor& b) {
+  const auto memory = [](const at::Tensor& t) { return is_dtensor(t) ? to_local(t) : t; };
+  return memory(a).is_alias_of(memory(b));
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("a write to the piece of a saved DTensor makes backward throw", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = leaf(sample({4, 6}), mesh, {S0});
+  const at::Tensor piece = to_local(x.exp());
+  piece.mul_(2);
+  CHECK_THROWS_WITH(piece.sum().backward(), doctest::Contains(kWritten));
+  // A product does not save its result, so that may be written, as by an activation in place.
+  const at::Tensor product = to_local(x * 3);
+  product.relu_();
+  CHECK_NOTHROW(product.sum().backward());
+  x.mutable_grad() = at::Tensor();
+  // Without a write it computes the gradient.
+  x.exp().sum().backward();
+  CHECK(same(to_local(x.grad()), piece_of(sample({4, 6}).exp(), mesh, {S0})));
+}
+
+TESSERA_RANKS_TEST_CASE("a write to a plain tensor whose DTensor was saved makes backward throw, as without one",
+                        {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor p = leaf(sample({4, 3}));
+  const at::Tensor w = from_local(p, mesh, {R});
+  const at::Tensor loss = (w * w).sum();
+  {
+    const at::NoGradGuard no_grad;
+    p.add_(1);
+  }
+  CHECK_THROWS_WITH(loss.backward(), doctest::Contains(kWritten));
+}
+
+TESSERA_RANKS_TEST_CASE("gradients of several leaves have memory of their own, and add up over two backwards", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor c = sample({4, 6}, 2);
+  const at::Tensor mine = piece_of(c, mesh, {S0});
+  const at::Tensor w1 = leaf(sample({4, 6}), mesh, {S0}), w2 = leaf(sample({4, 6}, 1), mesh, {S0});
+  for (int i = 0; i < 2; ++i) ((to_local(w1) + to_local(w2)) * mine).sum().backward();
+  CHECK(same(to_local(w1.grad()), mine * 2));
+  CHECK(same(to_local(w2.grad()), mine * 2));
+  CHECK_FALSE(share(w1.grad(), w2.grad()));
+
+  const at::Tensor a = leaf(sample({4, 6}), mesh, {R}), b = leaf(sample({4, 6}, 1), mesh, {R});
+  const at::Tensor given = c.clone();
+  for (int i = 0; i < 2; ++i) (a + b).backward(given);
+  CHECK(same(to_local(a.grad()), c * 2));
+  CHECK(same(to_local(b.grad()), c * 2));
+  CHECK(same(given, c));
+
+  const at::Tensor p = leaf(c), q = leaf(c);
+  for (int i = 0; i < 2; ++i) (from_local(p, mesh, {R}) + from_local(q, mesh, {R})).backward(given);
+  CHECK(same(p.grad(), c * 2));
+  CHECK(same(q.grad(), c * 2));
+  CHECK(same(given, c));
+
+  const at::Tensor s = leaf(c), t = leaf(c);
+  for (int i = 0; i < 2; ++i)
+    (distribute_tensor(s, mesh, {R}) + distribute_tensor(t, mesh, {R})).backward(spread(c, mesh, {R}));
+  CHECK(same(s.grad(), c * 2));
+  CHECK(same(t.grad(), c * 2));
+}
+
+TESSERA_RANKS_TEST_CASE("a gradient that nobody else holds becomes .grad without a copy", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor w = leaf(sample({4, 6}), mesh, {S0});
+  const void* seen = nullptr;
+  w.register_hook([&](const at::Tensor& g) { seen = to_local(g).const_data_ptr(); });
+  (w * w).sum().backward();
+  CHECK(seen == to_local(w.grad()).const_data_ptr());
+}
+
+TESSERA_RANKS_TEST_CASE("from_local may be differentiated twice where it has saved nothing", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor p = leaf(sample({4, 3}));
+  const at::Tensor w = from_local(p, mesh, {S0});
+  (w * 2).sum().backward();
+  (w * 3).sum().backward();
+  CHECK(same(p.grad(), at::full({4, 3}, 5, on(at::kDouble))));
+}
+
+TESSERA_RANKS_TEST_CASE("create_graph keeps the history of a plain gradient", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = leaf(sample({4}), mesh, {R});
+  const at::Tensor v = leaf(at::ones({4}, on(at::kDouble)));
+  const at::Tensor y = redistribute(x * x, {S0});
+  const at::Tensor g = torch::autograd::grad({y}, {x}, {v}, true, true)[0];
+  const at::Tensor got = torch::autograd::grad({full_tensor(g).sum()}, {v})[0];
+  CHECK(close(got, sample({4}) * 2));
+}
+
+TESSERA_RANKS_TEST_CASE("create_graph through a piece of a product throws, since terms would be lost", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor p = leaf(sample({4}));
+  const at::Tensor y = from_local(p, mesh, {Partial(ReduceOp::kProduct)}).sum();
+  CHECK_THROWS_WITH(torch::autograd::grad({y}, {p}, {}, true, true),
+                    doctest::Contains("would lose terms of the second derivative"));
+}
+
+TESSERA_RANKS_TEST_CASE("backward under autocast, of products that were computed without", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({2, 4, 6}, 0, at::kFloat), weight = sample({5, 6}, 1, at::kFloat);
+  const at::Tensor w = leaf(weight, mesh, {S0});
+  const at::Tensor y = at::linear(spread(x, mesh, {R}), w).square().sum();
+  const auto device_type = mesh.device_type();
+  at::autocast::set_autocast_enabled(device_type, true);
+  CHECK_NOTHROW(y.backward());
+  at::autocast::set_autocast_enabled(device_type, false);
+  at::autocast::clear_cache();
+  const at::Tensor want = leaf(weight);
+  at::linear(x, want).square().sum().backward();
+  CHECK((w.grad().scalar_type() == at::kFloat));
+  CHECK(close(full_tensor(w.grad()), want.grad(), 1e-2));  // autocast computes what it knows in bfloat16
+}
