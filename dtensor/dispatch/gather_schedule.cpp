@@ -68,6 +68,8 @@ at::Tensor GatherSchedule::gather(const std::string& path, const detail::Meta& v
   return kind == ViewOf::kTranspose ? piece.t() : piece;
 }
 
+void GatherSchedule::Slot::mark(const at::Tensor& gathered) { made = StreamPoint::here(gathered.device()); }
+
 // Returns the gathered piece, and starts what is expected next once nothing that was gathered ahead is left.
 at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter) {
   Slot& slot = slots_[index];

@@ -69,7 +69,7 @@ class GatherSchedule {
     StreamPoint made;
     Values values;
 
-    void mark(const at::Tensor& gathered) { made = StreamPoint::here(gathered.device()); }
+    void mark(const at::Tensor& gathered);
   };
   struct Ahead {
     std::shared_ptr<AsyncRedistributions> running;
