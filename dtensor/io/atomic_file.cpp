@@ -71,10 +71,13 @@ std::string random_suffix() {
   return fmt::format("{:08x}{:08x}", device(), device());
 }
 
+// Is how often a new name is tried, since a file system may fail to look at any.
+constexpr int kMostTries = 100;
+
 // Creates and locks a file of a new name. Before it is locked, another writer may take it for abandoned and remove it;
 // then another file is made.
 FileDescriptor create_locked(const std::string& path, std::string& temporary) {
-  while (true) {
+  for (int tries = 0; tries < kMostTries; ++tries) {
     temporary = temporary_prefix(path) + random_suffix();
     FileDescriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (!file.is_open() && errno == EEXIST) continue;
@@ -84,6 +87,7 @@ FileDescriptor create_locked(const std::string& path, std::string& temporary) {
     const bool is_theirs = ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (!is_theirs && names_file(temporary, file.get())) return file;
   }
+  throw_errno("lock a file to save", temporary);
 }
 
 }  // namespace

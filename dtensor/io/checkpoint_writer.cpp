@@ -69,12 +69,11 @@ std::set<std::string> file_names(const WeightMap& weights) {
   return names;
 }
 
-// Returns the names that the parts of a checkpoint at `path` must not take: those that an index in its folder gives to
-// files. A part that no index names was left by a save that was cut off. Where another checkpoint's index cannot be
-// read, it may name any file that is there.
-std::set<std::string> taken_names(const std::string& path, const WeightMap& replaced) {
+// Returns the names that the other checkpoints in the folder of `path` give to files in their indexes. Where one of
+// these cannot be read, it may name any file that is there.
+std::set<std::string> names_of_others(const std::string& path) {
   const std::string own_index = name_of(index_path(path));
-  std::set<std::string> taken = file_names(replaced);
+  std::set<std::string> taken;
   std::set<std::string> present;
   bool all_read = true;
   std::error_code error;
@@ -131,7 +130,10 @@ CheckpointWriter::CheckpointWriter(const std::string& path, std::vector<Safetens
       most_index_bytes_(most_index_bytes),
       replaced_(existing_parts(path_)) {
   if (plan_.size() > 1) {
-    version_ = free_version(name_of(path_), static_cast<int64_t>(plan_.size()), taken_names(path_, replaced_));
+    // A part that no index names was left by a save that was cut off.
+    std::set<std::string> taken = names_of_others(path_);
+    taken.merge(file_names(replaced_));
+    version_ = free_version(name_of(path_), static_cast<int64_t>(plan_.size()), taken);
     index_text();  // throws where readers would refuse the index
   }
   open_file();
@@ -207,6 +209,14 @@ void CheckpointWriter::publish_parts() {
   const std::string text = index_text();
   index.write(text.data(), static_cast<int64_t>(text.size()));
   index.sync();
+  // Another checkpoint may have been saved meanwhile. Two that are published within the same moment do not see this.
+  const std::set<std::string> taken = names_of_others(path_);
+  for (const AtomicFile& file : files_) {
+    if (!taken.contains(name_of(file.path()))) continue;
+    throw std::runtime_error(
+        fmt::format("saving to '{}': another checkpoint in the folder has taken the name {} meanwhile; save again",
+                    path_, in_quotes(name_of(file.path()))));
+  }
   for (AtomicFile& file : files_) file.publish();
   // The parts' names must be on disk before the index that points to them.
   sync_folder(folder_of(path_));
@@ -222,7 +232,8 @@ void CheckpointWriter::remove_replaced() {
     remove_file(path_);
   }
   sync_folder(folder_of(path_));
-  std::set<std::string> kept;
+  if (replaced_.empty()) return;
+  std::set<std::string> kept = names_of_others(path_);
   for (const AtomicFile& file : files_) kept.insert(name_of(file.path()));
   for (const std::string& name : file_names(replaced_)) {
     if (!kept.contains(name) && is_part_name(name_of(path_), name)) {

@@ -66,10 +66,13 @@ void remove_abandoned(const std::string& folder) {
   }
 }
 
+// Is how often a new name is tried, since a file system may fail to look at any.
+constexpr int kMostTries = 100;
+
 // Creates and locks a folder of a new name. Before it is locked, another job may take it for abandoned and remove it;
 // then another one is made.
 FileDescriptor create_locked(const std::string& folder, const std::string& name, std::string& path) {
-  while (true) {
+  for (int tries = 0; tries < kMostTries; ++tries) {
     path = temporary_path(folder, name);
     if (::mkdir(path.c_str(), 0777) != 0) throw_errno("make a folder to save into", path);
     FileDescriptor there = open_folder(path);
@@ -80,6 +83,7 @@ FileDescriptor create_locked(const std::string& folder, const std::string& name,
     const bool is_theirs = ::flock(there.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (!is_theirs && names_file(path, there.get())) return there;
   }
+  throw_errno("lock the folder", path);
 }
 
 // Says whether what was asked for is not there, which is no trouble of this process.

@@ -140,6 +140,28 @@ TEST_CASE("checkpoint: its parts take no name of another checkpoint's parts in t
   CHECK(value_of(second / "model-v2.safetensors") == 3);
 }
 
+TEST_CASE("checkpoint: parts that another index names too are neither removed nor written over") {
+  const TempFolder folder;
+  const std::string model = folder / "model.safetensors", copied = folder / "best.safetensors";
+  save(model, 1, 4, 800);
+  std::filesystem::copy_file(folder / "model.safetensors.index.json", folder / "best.safetensors.index.json");
+  for (const int64_t bytes : {800, 0}) {
+    save(model, 2, 4, bytes);
+    CHECK(value_of(model) == 2);
+    CHECK(value_of(copied) == 1);
+  }
+  const std::vector<SafetensorsHeader> plan =
+      plan_checkpoint({{"a", at::kFloat, {2}, 0, 0}, {"b", at::kFloat, {2}, 0, 0}}, 8, {});
+  CheckpointWriter writer(model, plan);
+  for (int i = 0; i < 2; ++i) writer.append(at::ones({2}));
+  // Another checkpoint takes the names that this one has chosen.
+  write_text(folder / "other.safetensors.index.json",
+             R"({"metadata": {"total_size": 8}, "weight_map": {"a": "model-v2-00001-of-00002.safetensors"}})");
+  CHECK_THROWS_WITH_AS(writer.publish(), doctest::Contains("has taken the name 'model-v2-00001-of-00002.safetensors'"),
+                       std::runtime_error);
+  CHECK(value_of(model) == 2);
+}
+
 TEST_CASE("checkpoint: parts that no index names are written over, unless an index there cannot be read") {
   const TempFolder folder;
   const std::string model = folder / "model.safetensors";
