@@ -150,7 +150,8 @@ struct CopyToDevice : torch::autograd::Function<CopyToDevice> {
 at::Tensor redistribute_to_device(const at::Tensor& dtensor, const DeviceMesh& mesh, const Placements& placements,
                                   const std::optional<Placements>& grad_placements) {
   const DeviceMesh here(mesh.world_ptr(), mesh_of(dtensor).device_type(), mesh.mesh());
-  const at::Tensor moved = redistribute_to(dtensor, here, placements, grad_placements);
+  const at::Tensor moved =
+      redistribute_to(dtensor, here, placements, grad_placements.value_or(without_partial(placements_of(dtensor))));
   const Spec& spec = spec_of(moved);
   const SpecPtr goal = intern_spec(mesh, spec.placements, spec.sizes, spec.strides, spec.dtype);
   return detail::linear_in(moved, [&](const at::Tensor& part) { return CopyToDevice::apply(part, goal); });

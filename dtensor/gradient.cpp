@@ -34,13 +34,8 @@ class GradientHook final : public FunctionPreHook {
     variable_list out = grads;
     at::Tensor& g = out[index_];
     if (g.defined()) bring(g);
-    if (is_last_ && g.defined() && !c10::GradMode::is_enabled() && shares_memory(g)) g = g.clone();
     return out;
   }
-
-  // Makes this the last hook of a leaf. Autograd may keep what it returns as .grad, to which it adds later gradients in
-  // place: so that shares no memory with another tensor, such as another leaf's gradient.
-  void set_last() { is_last_ = true; }
 
   // See set_reducer(). `leaf` owns this hook; the first of its hooks gives the gradient to the reducer.
   void set_reducer(AutogradMeta& leaf, std::shared_ptr<GradientReducer> reducer, std::size_t leaf_index,
@@ -69,16 +64,23 @@ class GradientHook final : public FunctionPreHook {
     // A plain gradient, such as one that the caller passes for a loss, counts as replicated.
     if (reducer_ != nullptr && is_added_to_grad()) {
       if (!is_first_) return;  // the first hook has done it, and there is no other between them
-      g = as_dtensor(g, *spec_);
+      g = own(g);
       const GradientReducer::Outcome outcome = reducer_->take(leaf_index_, g);
       if (outcome == GradientReducer::Outcome::kTaken) g = at::Tensor();
       if (outcome != GradientReducer::Outcome::kReduceNow) return;
     }
     if (spec_ != nullptr && is_there(g)) return;
-    if (spec_ != nullptr) g = as_dtensor(g, *spec_);
+    if (spec_ != nullptr) g = own(g);
     const Explicit guard;
     const World::Scope scope(meta(g).spec->mesh.world(), "gradient", path_.empty() ? nullptr : &path_);
     g = spec_ == nullptr ? full_tensor(g) : redistribute(g, goal(placements_of(g)));
+  }
+
+  // Returns the gradient as a DTensor. Autograd may keep it as .grad, which must share no memory with a plain tensor
+  // that somebody else holds.
+  at::Tensor own(const at::Tensor& g) const {
+    const bool may_be_shared = !is_dtensor(g) && !c10::GradMode::is_enabled();
+    return as_dtensor(may_be_shared ? g.clone() : g, *spec_);
   }
 
   // Says whether the gradient is in its layout already.
@@ -110,7 +112,6 @@ class GradientHook final : public FunctionPreHook {
   SpecPtr spec_;  // nullptr for a plain tensor
   std::string path_;
   Does does_;
-  bool is_last_ = false;
   std::shared_ptr<int> uses_;
 
   std::shared_ptr<GradientReducer> reducer_;  // nullptr: each gradient is reduced by itself
@@ -161,9 +162,7 @@ void watch_leaf(const at::Tensor& t, AutogradMeta& autograd) {
     for (auto& hook : others) autograd.hooks_.push_back(std::move(hook));
   }
   autograd.hooks_.insert(autograd.hooks_.begin(), std::make_unique<GradientHook>(0, spec, path));
-  auto last = std::make_unique<GradientHook>(0, spec, path);
-  last->set_last();
-  autograd.hooks_.push_back(std::move(last));
+  autograd.hooks_.push_back(std::make_unique<GradientHook>(0, spec, path));
 }
 
 // Returns the node that made `t`. For a view whose base was written since, LibTorch makes it anew by repeating the

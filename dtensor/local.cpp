@@ -29,12 +29,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// Returns an alias outside autograd; it shares storage with `t`, and the version counter with `counted`.
-at::Tensor alias_of(const at::Tensor& t, const at::Tensor& counted) {
-  const c10::VariableVersion& version = counted.unsafeGetTensorImpl()->version_counter();
-  return at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(version, false));
+// Returns an alias outside autograd; it shares storage and version counter with `t`.
+at::Tensor alias_of(const at::Tensor& t) {
+  const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
+  return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), false));
 }
-at::Tensor alias_of(const at::Tensor& t) { return alias_of(t, t); }
 
 at::Tensor wrap_local(const at::Tensor& local, const SpecPtr& spec) {
   return detail::wrap(spec->mesh.is_member() ? alias_of(local) : at::empty({0}, local.options()), spec);
@@ -93,6 +92,12 @@ at::Tensor masked_piece(const at::Tensor& local, const at::Tensor& mask, const S
   return at::where(mask, local, at::full_like(local, masked->reduction().neutral(local.scalar_type())));
 }
 
+// Says whether somebody else holds the memory of a gradient. Autograd may keep what a leaf gets as its .grad, which
+// must share no memory with another tensor.
+bool is_shared(const at::Tensor& gradient) {
+  return !c10::GradMode::is_enabled() && (gradient.use_count() > 1 || detail::shares_memory(gradient));
+}
+
 struct FromLocal : torch::autograd::Function<FromLocal> {
   using Wanted = std::optional<Placements>;
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const std::optional<at::Tensor>& given_mask,
@@ -114,9 +119,7 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     if (!grads[0].defined()) return out;
     const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
     const Wanted& wanted = detail::saved<Wanted>(ctx, "grad");
-    // Autograd may keep what a leaf gets as its .grad, which must share no memory.
-    const bool is_shared = ctx->saved_data["of a leaf"].toBool() && !c10::GradMode::is_enabled() &&
-                           (grads[0].use_count() > 1 || detail::shares_memory(grads[0]));
+    const bool is_copied = ctx->saved_data["of a leaf"].toBool() && is_shared(grads[0]);
     const at::Tensor g = detail::as_dtensor(grads[0], spec);
     const tensor_list saved = ctx->saved_data["saves"].toBool() ? ctx->get_saved_variables() : tensor_list(2);
     const at::Tensor& mask = saved[1];
@@ -128,31 +131,29 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
       out[0] = PieceDerivative(spec, piece).times(to_local(redistribute(g, layout), layout));
     }
     if (mask.defined()) out[0] = at::where(mask, out[0], at::zeros_like(out[0]));
-    if (is_shared) out[0] = out[0].clone();
+    if (is_copied) out[0] = out[0].clone();
     return out;
   }
 };
 
 struct ToLocal : torch::autograd::Function<ToLocal> {
-  // `is_recorded` says whether autograd records this call.
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const Placements& grad, bool is_recorded) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const Placements& grad) {
     const detail::Meta& meta = detail::meta(dtensor);
     if (dtensor.requires_grad()) {
       detail::saved<SpecPtr>(ctx, "spec") = meta.spec;
       detail::saved<Placements>(ctx, "grad") = grad;
+      ctx->saved_data["of a leaf"] = dtensor.is_leaf();
       ctx->set_materialize_grads(false);  // no zeros for a piece that took no part in the loss
     }
-    // The operator that made the DTensor may have saved it: a write to the piece must show in the DTensor's version.
-    if (is_recorded && dtensor.grad_fn() != nullptr) return alias_of(meta.local(), dtensor);
     return meta.local().detach();
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
     FromLocalOptions options;
     options.shape = spec.sizes;
-    return {from_local(grads[0], spec.mesh, detail::saved<Placements>(ctx, "grad"), options), at::Tensor(),
-            at::Tensor()};
+    const at::Tensor given = ctx->saved_data["of a leaf"].toBool() && is_shared(grads[0]) ? grads[0].clone() : grads[0];
+    return {from_local(given, spec.mesh, detail::saved<Placements>(ctx, "grad"), options), at::Tensor()};
   }
 };
 
@@ -294,10 +295,9 @@ at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& 
   const detail::NotDeferred own_tensors;
   detail::check_current(dtensor, "to_local");
   detail::watch_gradient(dtensor);
-  const Placements grad = grad_placements
-                              ? normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "to_local: grad_placements")
-                              : without_partial(spec.placements);
-  return ToLocal::apply(dtensor, grad, c10::GradMode::is_enabled() && dtensor.requires_grad());
+  return ToLocal::apply(
+      dtensor, grad_placements ? normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "to_local: grad_placements")
+                               : without_partial(spec.placements));
 }
 
 }  // namespace tessera

@@ -66,12 +66,20 @@ std::string origin_hint(const Call& call, const at::Tensor& plain) {
 }
 
 // Lists the operators, without "aten::", that multiply a weight by an activation.
-constexpr std::array kProducts = {"mm", "bmm", "matmul", "addmm", "addbmm", "baddbmm", "mv", "addmv"};
+constexpr std::array kProducts = {"mm",    "bmm",   "matmul", "dense",   "batched_matmul", "mv",
+                                  "addmm", "addmv", "addbmm", "baddbmm", "dense_bias"};
+
+// Says whether the argument is what a product is added to.
+bool is_addend(std::string_view op, std::size_t arg) {
+  return op == "dense_bias" ? arg == 2 : arg == 0 && (op.starts_with("add") || op.starts_with("badd"));
+}
 
 // Throws if the activation of a weight is plain on a mesh that splits the batch: it might be a part of the batch.
-void refuse_part_of_batch(const Call& call, const at::Tensor& plain, const detail::Meta& weight, std::string_view op) {
+void refuse_part_of_batch(const Call& call, const TensorArg& arg, const detail::Meta& weight, std::string_view op) {
   const ContractPtr& contract = weight.contract;
   if (contract == nullptr || contract->data_dims.empty() || std::ranges::find(kProducts, op) == kProducts.end()) return;
+  if (is_addend(op, arg.arg)) return;
+  const at::Tensor& plain = *arg.tensor;
   throw std::invalid_argument(
       fmt::format("{}: a plain tensor [{}] is used with {} on the mesh {} with data dimensions: nobody can know which "
                   "part of the batch it is. Give from_local(piece, mesh, {{Shard(0) on the data dimensions}}), or "
@@ -91,7 +99,7 @@ void refuse_piece(const Call& call, const TensorArg& plain) {
     const detail::Meta& parameter = detail::meta(*entry.tensor);
     const Contract* const contract = piece_contract(parameter.contract, op);
     if (contract == nullptr) {
-      refuse_part_of_batch(call, *plain.tensor, parameter, op);
+      refuse_part_of_batch(call, plain, parameter, op);
       continue;
     }
     throw std::invalid_argument(

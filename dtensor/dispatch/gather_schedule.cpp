@@ -79,8 +79,10 @@ at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter)
   if (ahead_ && (!held() || std::ranges::count(ahead_->slots, index) > 0)) wait_for_ahead();
   at::Tensor piece = held() ? slot.piece : at::Tensor();
   // Another stream may have made it, such as that of another micro-batch.
-  slot.made.wait();
-  slot.made.keep(piece);
+  if (piece.defined()) {
+    slot.made.wait();
+    slot.made.keep(piece);
+  }
   if (!options_.keeps || !piece.defined()) slot.piece = at::Tensor();
   if (!piece.defined()) {
     piece = redistribute_local(parameter.local(), *parameter.spec, slot.whole);

@@ -137,6 +137,7 @@ TESSERA_RANKS_TEST_CASE("a DTensor goes to a mesh on another type of device, and
       CHECK(worst(full_tensor(back), want) <= kTolerance);
       (back * back).sum().backward();
       CHECK(mesh_of(x.grad()) == late);
+      CHECK(placements_of(x.grad()) == Placements{from.is_partial() ? Replicate() : from});
       CHECK(worst(full_tensor(x.grad()), want * 2) <= kTolerance);
     }
   }
