@@ -13,6 +13,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/redistribute/region.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
+#include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/in_memory.h"
@@ -118,11 +119,9 @@ struct Distribute : torch::autograd::Function<Distribute> {
                                                const torch::autograd::tensor_list& grads) {
     const at::Tensor& g = grads[0];
     if (!g.defined() || !is_dtensor(g)) return {g, at::Tensor(), at::Tensor()};
-    // Autograd may keep what a leaf gets as its .grad, which must share no memory.
-    const bool is_shared = ctx->saved_data["of a leaf"].toBool() && !c10::GradMode::is_enabled() &&
-                           (g.use_count() > 1 || detail::shares_memory(g));
+    const bool is_copied = ctx->saved_data["of a leaf"].toBool() && detail::is_shared(g);
     const at::Tensor whole = full_tensor(g);
-    return {is_shared ? whole.clone() : whole, at::Tensor(), at::Tensor()};
+    return {is_copied ? whole.clone() : whole, at::Tensor(), at::Tensor()};
   }
 };
 

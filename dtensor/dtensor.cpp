@@ -20,6 +20,10 @@ at::Tensor detail::as_dtensor(const at::Tensor& gradient, const Spec& like) {
   return detail::wrap(gradient, replicated_spec(like.mesh, gradient));
 }
 
+bool detail::is_shared(const at::Tensor& gradient) {
+  return !c10::GradMode::is_enabled() && (gradient.use_count() > 1 || shares_memory(gradient));
+}
+
 bool is_dtensor(const at::Tensor& t) { return detail::is_dtensor(t); }
 
 namespace {

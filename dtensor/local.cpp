@@ -56,7 +56,7 @@ class PieceDerivative {
   // Relies on this: all pending reductions of a tensor are of one kind, or all have a slope.
   at::Tensor times(const at::Tensor& gradient) const {
     if (linear_) return slope_ == 1 ? gradient : gradient.mul(slope_);
-    // What all_reduce returns would count as a constant in the derivative's own graph.
+    // The derivative's own graph would take the result of all_reduce for a constant.
     if (c10::GradMode::is_enabled()) {
       throw std::runtime_error(fmt::format(
           "from_local: create_graph through a piece of {} would lose terms of the second derivative, since the pending "
@@ -92,12 +92,6 @@ at::Tensor masked_piece(const at::Tensor& local, const at::Tensor& mask, const S
   return at::where(mask, local, at::full_like(local, masked->reduction().neutral(local.scalar_type())));
 }
 
-// Says whether somebody else holds the memory of a gradient. Autograd may keep what a leaf gets as its .grad, which
-// must share no memory with another tensor.
-bool is_shared(const at::Tensor& gradient) {
-  return !c10::GradMode::is_enabled() && (gradient.use_count() > 1 || detail::shares_memory(gradient));
-}
-
 struct FromLocal : torch::autograd::Function<FromLocal> {
   using Wanted = std::optional<Placements>;
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const std::optional<at::Tensor>& given_mask,
@@ -119,7 +113,7 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     if (!grads[0].defined()) return out;
     const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
     const Wanted& wanted = detail::saved<Wanted>(ctx, "grad");
-    const bool is_copied = ctx->saved_data["of a leaf"].toBool() && is_shared(grads[0]);
+    const bool is_copied = ctx->saved_data["of a leaf"].toBool() && detail::is_shared(grads[0]);
     const at::Tensor g = detail::as_dtensor(grads[0], spec);
     const tensor_list saved = ctx->saved_data["saves"].toBool() ? ctx->get_saved_variables() : tensor_list(2);
     const at::Tensor& mask = saved[1];
@@ -152,7 +146,8 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
     FromLocalOptions options;
     options.shape = spec.sizes;
-    const at::Tensor given = ctx->saved_data["of a leaf"].toBool() && is_shared(grads[0]) ? grads[0].clone() : grads[0];
+    const at::Tensor given =
+        ctx->saved_data["of a leaf"].toBool() && detail::is_shared(grads[0]) ? grads[0].clone() : grads[0];
     return {from_local(given, spec.mesh, detail::saved<Placements>(ctx, "grad"), options), at::Tensor()};
   }
 };

@@ -27,4 +27,8 @@ T& saved(torch::autograd::AutogradContext* ctx, const char* name) {
 // create_graph its history goes on.
 at::Tensor as_dtensor(const at::Tensor& gradient, const Spec& like);
 
+// Says whether somebody else holds the memory of a gradient. Autograd may keep what a leaf gets as its .grad, which
+// must share no memory with another tensor; under create_graph it copies.
+bool is_shared(const at::Tensor& gradient);
+
 }  // namespace tessera::detail
