@@ -29,14 +29,22 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// Returns an alias outside autograd; it shares storage and version counter with `t`.
-at::Tensor alias_of(const at::Tensor& t) {
-  const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
-  return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), false));
+// Returns an alias outside autograd, which has this version.
+at::Tensor alias_of(const at::Tensor& t, const c10::VariableVersion& version) {
+  return at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(version, false));
 }
 
-at::Tensor wrap_local(const at::Tensor& local, const SpecPtr& spec) {
-  return detail::wrap(spec->mesh.is_member() ? alias_of(local) : at::empty({0}, local.options()), spec);
+// Returns a DTensor over `piece`. It has the piece's version, so that autograd, which may save either of them, sees a
+// later write to the other one.
+at::Tensor wrap_local(const at::Tensor& piece, const SpecPtr& spec) {
+  if (!spec->mesh.is_member()) return detail::wrap(at::empty({0}, piece.options()), spec);
+  const c10::VariableVersion& version = piece.unsafeGetTensorImpl()->version_counter();
+  at::Tensor out = detail::wrap(alias_of(piece, version), spec);
+  if (!version.enabled() || out.is_inference()) return out;
+  c10::TensorImpl& impl = *out.unsafeGetTensorImpl();
+  detail::meta(out).share_version(version, impl.version_counter());
+  impl.set_version_counter(version);
+  return out;
 }
 
 // Computes d value / d piece for a piece of a pending reduction, and multiplies the gradient by it.
@@ -104,9 +112,7 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     ctx->saved_data["of a leaf"] = local.is_leaf();
     // A node that has saved nothing may run again.
     if (saves) ctx->save_for_backward({PieceDerivative::needs_piece(*spec) ? local : at::Tensor(), mask});
-    at::Tensor out = wrap_local(masked_piece(local, mask, *spec), spec);
-    if (spec->mesh.is_member()) detail::share_version(out, local);
-    return out;
+    return wrap_local(masked_piece(local, mask, *spec), spec);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     tensor_list out(4);
@@ -139,7 +145,8 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
       ctx->saved_data["of a leaf"] = dtensor.is_leaf();
       ctx->set_materialize_grads(false);  // no zeros for a piece that took no part in the loss
     }
-    return meta.local().detach();
+    const detail::WriteCounters counters = meta.write_counters();
+    return alias_of(meta.local(), detail::raises_version(dtensor) ? counters.version : counters.by_operators);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};

@@ -89,7 +89,6 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
   if (call.options.async && communicates) {
     for (std::size_t i = 0; i < dtensors.size() && !call.takes(); ++i) {
       running->forbid_writes(dtensors[i]);
-      running->forbid_writes(items[i].piece);
     }
   } else {
     for (const at::Tensor& each : out) detail::meta(each).local();
@@ -304,7 +303,7 @@ at::Tensor redistribute_one(const at::Tensor& dtensor, const Placements& placeme
 // aliases that detach() makes share a Meta, but not this place.
 at::Tensor shared_before(const at::Tensor& dtensor, const Placements& placements) {
   const detail::Meta& meta = detail::meta(dtensor);
-  if (!meta.shared || meta.shared->version != meta.writes().current_version()) return {};
+  if (!meta.shared || meta.shared->writes != meta.writes()) return {};
   const c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> held = meta.shared->result.lock();
   if (!held.defined()) return {};
   const at::Tensor result(held);
@@ -350,7 +349,7 @@ at::Tensor detail::redistribute_shared(const at::Tensor& dtensor, const Placemen
   if (!result.is_same(dtensor)) {
     of.shared = SharedRedistribution{
         .result = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(result.getIntrusivePtr()),
-        .version = of.writes().current_version()};
+        .writes = of.writes()};
   }
   return result;
 }

@@ -252,6 +252,8 @@ void LayoutPlan::run(int64_t src_rank) const {
     const at::Tensor grad = t.grad();
     if (grad.defined()) t.mutable_grad() = at::Tensor();
     detail::convert_in_place(t, first.local(), first.spec);
+    detail::meta(t).share_writes_of(first);
+    if (!t.is_inference()) t.unsafeGetTensorImpl()->set_version_counter(first.version());
     if (grad.defined()) t.mutable_grad() = distribute_tensor(grad, mesh_, placements_of(tensors_[i]), src_rank);
   }
   const auto schedule = std::make_shared<GatherSchedule>(sharding_.gather);

@@ -23,20 +23,22 @@ bool shares_memory(const at::Tensor& t) {
   return others > 1 || (others == 1 && !is_listed(memory->storage()));
 }
 
-void share_version(const at::Tensor& dtensor, const at::Tensor& plain) {
-  const c10::VariableVersion& version = plain.unsafeGetTensorImpl()->version_counter();
-  if (version.enabled() && !dtensor.is_inference()) dtensor.unsafeGetTensorImpl()->set_version_counter(version);
+void expect_new_shape(const at::Tensor& t) {
+  if (!raises_version(t)) return;
+  const Meta& of = meta(t);
+  c10::VariableVersion counter = of.is_copied_view() ? of.copy.viewed.by_operators : of.write_counters().by_operators;
+  counter.set_version(static_cast<int64_t>(counter.current_version() - 1));  // modulo 2^32, as the sum
 }
 
 void check_current(const at::Tensor& t, const char* who) {
   const Meta& m = meta(t);
   const ViewCopy& copy = m.copy;
-  if (!m.is_copied_view() || copy.viewed.current_version() == copy.version) return;
-  throw std::runtime_error(
-      fmt::format("{}: would read {}, a copy that {} made because the viewed tensor had to be moved; the viewed tensor "
-                  "has been written since, so the copy's values are old. Take the view again after the write, or "
-                  "clone it before",
-                  who, to_string(*m.spec), *copy.made_by));
+  if (!m.is_copied_view() || copy.viewed.sum() == copy.writes) return;
+  throw std::runtime_error(fmt::format(
+      "{}: would read {}, a copy that {} made because the viewed tensor had to be moved; the viewed tensor, "
+      "or the copy's piece, has been written since, so that they differ. Take the view again after the "
+      "write, or clone it before",
+      who, to_string(*m.spec), *copy.made_by));
 }
 
 void check_writable(const at::Tensor& t, const char* who) {

@@ -24,27 +24,47 @@ namespace tessera::detail {
 inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;
 inline constexpr c10::DispatchKey kAutogradDTensorKey = c10::DispatchKey::AutogradPrivateUse3;
 
+// Counts the writes to memory that DTensors share, by two counters, since autograd must see some writes and not others.
+struct WriteCounters {
+  // Is the version of the DTensor and its views, which autograd compares when it reads a saved tensor. LibTorch raises
+  // it for an operator that writes in place, and for one that changes a shape in place. Plain tensors of the same
+  // memory have it too: what to_local() returns, and what from_local() was given. An inference tensor has none.
+  c10::VariableVersion version;
+  // Is raised by every operator that writes, also where LibTorch does not raise the version, such as for writes to
+  // data(), and lowered where a shape changes in place.
+  c10::VariableVersion by_operators;
+
+  // Returns a number that differs after a write that is counted.
+  uint32_t sum() const { return sum(version, by_operators); }
+  static uint32_t sum(const c10::VariableVersion& version, const c10::VariableVersion& by_operators) {
+    return (version.enabled() ? version.current_version() : 0) + by_operators.current_version();
+  }
+};
+
 // Records that a view is a copy of the viewed tensor, because its pieces had to be communicated to make it.
 struct ViewCopy {
   const std::string* made_by = nullptr;  // the view operator; nullptr: not a copy
-  c10::VariableVersion viewed;           // Meta::writes() of the viewed tensor
-  uint32_t version = 0;                  // the value of `viewed` when the copy was made
+  WriteCounters viewed;                  // the viewed tensor's
+  uint32_t writes = 0;                   // the sum of `viewed` when the copy was made
 };
 
 // Refers to a tensor that redistribute_shared() has made of this one, while somebody else holds it.
 struct SharedRedistribution {
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> result;
-  uint32_t version = 0;  // the value of Meta::writes() when the result was made
+  uint32_t writes = 0;  // the value of Meta::writes() when the result was made
 };
 
-// Holds what a DTensor adds to its TensorImpl: the local tensor, the Spec, the contract, and the count of writes.
+// Holds what a DTensor adds to its TensorImpl: the local tensor, the Spec, the contract, and the counters of writes.
 //
 // Invariants:
-//   - All DTensors that would share memory in LibTorch share one counter, writes(): views that needed no communication,
-//     detach(), data(), from_local() of one tensor. Every operator that writes one of them, in place or as out=, raises
-//     it, in every mode.
-//   - A piece that is not an inference tensor has that counter as its own version, so a write to the piece itself, from
-//     to_local() or before from_local(), raises it too.
+//   - All DTensors that would share memory in LibTorch share their WriteCounters: views that needed no communication,
+//     detach() and data(). So any write to one of them, in every mode, changes writes(), and so does a write to a piece
+//     that to_local() returned or to the plain tensor that from_local() was given, where LibTorch counts it. Several
+//     from_local() of one tensor share the version alone.
+//   - The version is that of the TensorImpl, except for data() and its views, and after set_data(): there LibTorch
+//     gives the TensorImpl another one. raises_version() says whether they are one.
+//   - The operators' writes are counted by the version of the piece, or by a counter of this Meta's, where the piece
+//     has none or from_local() has shared it.
 //   - local() is never a ZeroTensor, which has no memory: the constructor writes its zeros out. It may have the
 //     Conjugate or Negative key, since conj() of a DTensor is a view of it; code that reads its memory calls
 //     in_memory() or row_major() first.
@@ -82,10 +102,13 @@ struct Meta final : c10::BackendMeta {
     return local_;
   }
 
-  const c10::VariableVersion& writes() const {
-    return own_writes_.enabled() ? own_writes_ : local().unsafeGetTensorImpl()->version_counter();
-  }
-  // Counts a write to this tensor's memory.
+  // Sets the version, which is that of the TensorImpl.
+  void set_version(const c10::VariableVersion& version) { version_ = version; }
+  const c10::VariableVersion& version() const { return version_; }
+  WriteCounters write_counters() const { return {.version = version_, .by_operators = writes_by_operators()}; }
+  // Returns a number that differs after a write that is counted.
+  uint32_t writes() const { return WriteCounters::sum(version_, writes_by_operators()); }
+  // Counts an operator's write to this tensor's memory.
   void count_write() {
     if (own_writes_.enabled()) {
       own_writes_.bump();
@@ -93,14 +116,21 @@ struct Meta final : c10::BackendMeta {
       local().unsafeGetTensorImpl()->bump_version();
     }
   }
-  // Makes this a view of the tensor whose writes `writes` counts.
-  void share_writes(const c10::VariableVersion& writes) {
-    c10::TensorImpl& piece = *local_.unsafeGetTensorImpl();
-    if (piece.is_inference()) {
-      own_writes_ = writes;
-    } else {
-      piece.set_version_counter(writes);
-    }
+  // Makes this a view of the tensor that has these counters.
+  void share_writes(const WriteCounters& counters) {
+    version_ = counters.version;
+    share_writes_by_operators(counters.by_operators);
+  }
+  // Does the same as share_writes(viewed.write_counters()), and copies less.
+  void share_writes_of(const Meta& viewed) {
+    version_ = viewed.version_;
+    share_writes_by_operators(viewed.writes_by_operators());
+  }
+  // Gives this the version of a plain tensor of the user's, whose memory it has. `counter` is new, and counts the
+  // operators' writes.
+  void share_version(const c10::VariableVersion& version, const c10::VariableVersion& counter) {
+    own_writes_ = counter;
+    version_ = version;
   }
 
   // Says whether this is a copy of the tensor that it should view (ViewCopy).
@@ -112,13 +142,25 @@ struct Meta final : c10::BackendMeta {
   std::optional<SharedRedistribution> shared;
 
  private:
+  const c10::VariableVersion& writes_by_operators() const {
+    return own_writes_.enabled() ? own_writes_ : local().unsafeGetTensorImpl()->version_counter();
+  }
+  void share_writes_by_operators(const c10::VariableVersion& counter) {
+    c10::TensorImpl& piece = *local_.unsafeGetTensorImpl();
+    if (piece.is_inference()) {
+      own_writes_ = counter;
+    } else {
+      piece.set_version_counter(counter);
+    }
+  }
   // Gives an inference tensor a counter, since LibTorch gives it no version.
   void count_own_writes() {
     if (!local_.unsafeGetTensorImpl()->version_counter().enabled()) own_writes_ = c10::VariableVersion(0);
   }
 
   mutable at::Tensor local_;
-  c10::VariableVersion own_writes_;  // enabled only where the piece is an inference tensor
+  c10::VariableVersion version_;
+  c10::VariableVersion own_writes_;  // enabled where the piece is an inference tensor, or after share_version()
   const std::shared_ptr<AsyncPieces> async_pieces_;
   const std::size_t item_ = 0;
   mutable std::atomic<bool> undelivered_{false};
@@ -135,9 +177,12 @@ inline Meta& meta(const at::Tensor& t) { return *static_cast<Meta*>(t.unsafeGetT
 // view of its own. A pending piece is new. It does not count further handles of `t` itself.
 bool shares_memory(const at::Tensor& t);
 
-// Gives `dtensor` the version of `plain`, whose memory it has, so that autograd, which may save the DTensor, sees a
-// later write to the plain tensor.
-void share_version(const at::Tensor& dtensor, const at::Tensor& plain);
+// Says whether a write to `t`, a DTensor, raises the version in its WriteCounters. It does not for data(), whose writes
+// autograd is not to see, nor after set_data().
+bool raises_version(const at::Tensor& t);
+// Keeps the writes() of `t` as they are where LibTorch raises its version although nothing is written: for an operator
+// that changes the shape in place, after its kernel, which calls this.
+void expect_new_shape(const at::Tensor& t);
 
 // Throws std::runtime_error if `t` is a view that was copied and the viewed tensor has been written since: the values
 // of `t` are old.

@@ -51,9 +51,22 @@ void Meta::clear() {
   spec.reset();
   local_.reset();
   contract.reset();
-  if (own_writes_.enabled()) own_writes_ = c10::VariableVersion();
+  if (own_writes_.enabled()) version_ = std::exchange(own_writes_, c10::VariableVersion());
   if (is_copied_view()) copy = {};
   shared.reset();
+}
+
+// Gives access to a private member, which explicit instantiation may name, since LibTorch does not say whether two
+// VariableVersions are one counter.
+template <auto Member>
+struct CounterOf {
+  friend c10::intrusive_ptr_target* counter_of(const c10::VariableVersion& version) { return (version.*Member).get(); }
+};
+template struct CounterOf<&c10::VariableVersion::version_counter_>;
+
+bool raises_version(const at::Tensor& t) {
+  const c10::VariableVersion& version = meta(t).version();
+  return version.enabled() && counter_of(t.unsafeGetTensorImpl()->version_counter()) == counter_of(version);
 }
 
 // Invariants:
@@ -155,6 +168,22 @@ void Wrapper::operator delete(Wrapper* wrapper, std::destroying_delete_t) {
   if (!SpareWrappers::give(wrapper)) destroy(wrapper);
 }
 
+// Keeps a counter, set to 0, if nobody else holds it.
+inline void Wrapper::clear_version() {
+  Meta* const kept = meta();
+  if (kept != nullptr && counter_of(kept->version()) != counter_of(version_counter_)) {
+    version_counter_ = kept->version();
+  }
+  const uint32_t held_here = kept == nullptr ? 1 : 2;
+  c10::intrusive_ptr_target* const counter = counter_of(version_counter_);
+  if (counter == nullptr || c10::raw::intrusive_ptr::use_count(counter) != held_here) {
+    version_counter_ = c10::VariableVersion();
+    if (kept != nullptr) kept->set_version(version_counter_);
+  } else if (version_counter_.current_version() != 0) {
+    version_counter_.set_version(0);
+  }
+}
+
 bool Wrapper::clear() {
   if (is_wrapped_number_ || !storage_access_should_throw_ || has_symbolic_sizes_strides_ ||
       extra_meta_->named_tensor_meta_ || extra_meta_->symbolic_shape_meta_ || pyobj_slot_.load_pyobj() != nullptr) {
@@ -170,11 +199,7 @@ bool Wrapper::clear() {
     meta()->clear();
   }
   if (own_.version.enabled()) version_counter_ = std::exchange(own_.version, c10::VariableVersion());
-  if (!version_counter_.unique() || !version_counter_.enabled()) {
-    version_counter_ = c10::VariableVersion();
-  } else if (version_counter_.current_version() != 0) {
-    version_counter_.set_version(0);
-  }
+  clear_version();
   return true;
 }
 
@@ -215,6 +240,8 @@ at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
     made->version_counter_ = c10::VariableVersion(0);
   }
   made->set_meta(std::move(local), std::move(spec));
+  Meta& meta = *made->meta();
+  if (counter_of(meta.version()) != counter_of(made->version_counter_)) meta.set_version(made->version_counter_);
   return at::Tensor(std::move(out));
 }
 
@@ -243,7 +270,7 @@ at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed, i
     made->version_counter_ = c10::VariableVersion(0);
   }
   made->set_meta(std::move(local), std::move(spec));
-  made->meta()->share_writes(detail::meta(viewed).writes());
+  made->meta()->share_writes_of(detail::meta(viewed));
   const at::Tensor view(std::move(out));
   place_view(view, bytes_before(viewed), offset);
   return view;
@@ -295,7 +322,9 @@ at::Tensor wrap(std::shared_ptr<AsyncPieces> pieces, std::size_t item, SpecPtr s
   auto impl = c10::make_intrusive<c10::TensorImpl>(keys_on(device), c10::scalarTypeToTypeMeta(of.dtype), device);
   impl->set_sizes_and_strides(of.sizes, of.strides);
   impl->set_storage_access_should_throw();
-  Access::set_extra(*impl, extra_of(c10::make_intrusive<Meta>(std::move(pieces), item, std::move(spec))));
+  auto meta = c10::make_intrusive<Meta>(std::move(pieces), item, std::move(spec));
+  meta->set_version(impl->version_counter());
+  Access::set_extra(*impl, extra_of(std::move(meta)));
   return at::Tensor(std::move(impl));
 }
 
@@ -306,7 +335,9 @@ void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
   impl.set_sizes_and_strides(spec->sizes, spec->strides, 0);
   Access::drop_storage(impl);
   impl.set_storage_access_should_throw();
-  Access::set_extra(impl, extra_of(c10::make_intrusive<Meta>(std::move(local), std::move(spec))));
+  auto meta = c10::make_intrusive<Meta>(std::move(local), std::move(spec));
+  meta->set_version(impl.version_counter());
+  Access::set_extra(impl, extra_of(std::move(meta)));
 }
 
 void convert_in_place(const at::Tensor& dtensor, const at::Tensor& like) {

@@ -92,8 +92,8 @@ class Execution {
     const detail::Meta& meta = detail::meta(viewed);
     viewed_piece_ = meta.local();
     bytes_before_ = detail::bytes_before(viewed);
-    writes_ = meta.writes();
-    version_ = writes_.current_version();
+    counters_ = meta.write_counters();
+    writes_ = counters_->sum();
     if (meta.is_copied_view()) {
       copy_ = meta.copy;
     } else if (decision_.moved || copies_conjugate()) {
@@ -107,7 +107,7 @@ class Execution {
   }
 
   detail::ViewCopy copy_of_viewed() const {
-    return {.made_by = &call_.traits.name, .viewed = writes_, .version = version_};
+    return {.made_by = &call_.traits.name, .viewed = *counters_, .writes = writes_};
   }
 
   // ---- Before the operator
@@ -331,13 +331,21 @@ class Execution {
     at::Tensor out = detail::wrap(piece, std::move(spec), normal_view_);
     if (viewed_piece_.defined()) detail::place_view(out, bytes_before_, decision_.offset(output));
     if (contract_) detail::meta(out).contract = contract_;
-    if (writes_.enabled() && copy_.made_by == nullptr && lies_apart(piece)) copy_ = copy_of_viewed();
-    if (copy_.made_by != nullptr) {
-      detail::meta(out).copy = copy_;
-    } else if (writes_.enabled()) {
-      detail::meta(out).share_writes(writes_);
-    }
+    if (counters_) make_view(out, piece);
     return out;
+  }
+
+  // Makes `out` a view, or records that it is a copy. LibTorch gives a copy too the viewed tensor's version, so a write
+  // to either counts as one to both.
+  void make_view(const at::Tensor& out, const at::Tensor& piece) {
+    detail::Meta& made = detail::meta(out);
+    if (copy_.made_by == nullptr && lies_apart(piece)) copy_ = copy_of_viewed();
+    if (copy_.made_by == nullptr) {
+      made.share_writes(*counters_);
+    } else {
+      made.copy = copy_;
+      made.set_version(counters_->version);
+    }
   }
 
   struct WrittenTensor {
@@ -354,12 +362,12 @@ class Execution {
   ContractPtr contract_;
   std::optional<Fetched> fetched_;
   std::optional<detail::DrawKey> draw_key_;
-  at::Tensor viewed_piece_;      // the viewed tensor's piece; undefined if the call is no view
-  int64_t bytes_before_ = 0;     // the viewed tensor's
-  c10::VariableVersion writes_;  // the viewed tensor's counter
-  uint32_t version_ = 0;         // the value of writes_ when the call began
-  detail::ViewCopy copy_;        // what the results record; made_by is nullptr unless they are copied views
-  bool normal_view_ = false;     // the result is a view of a normal tensor under InferenceMode
+  at::Tensor viewed_piece_;                        // the viewed tensor's piece; undefined if the call is no view
+  int64_t bytes_before_ = 0;                       // the viewed tensor's
+  std::optional<detail::WriteCounters> counters_;  // the viewed tensor's; nullopt if the call is no view of a DTensor
+  uint32_t writes_ = 0;                            // their sum when the call began
+  detail::ViewCopy copy_;     // what the results record; made_by is nullptr unless they are copied views
+  bool normal_view_ = false;  // the result is a view of a normal tensor under InferenceMode
 };
 
 }  // namespace

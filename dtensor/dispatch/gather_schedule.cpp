@@ -124,7 +124,7 @@ void GatherSchedule::drop_old_pieces() {
 }
 
 GatherSchedule::Values GatherSchedule::values_of(const detail::Meta& parameter) {
-  return {.memory = parameter.local().storage().getWeakStorageImpl(), .writes = parameter.writes().current_version()};
+  return {.memory = parameter.local().storage().getWeakStorageImpl(), .writes = parameter.writes()};
 }
 
 void GatherSchedule::wait_for_ahead() {

@@ -216,7 +216,7 @@ void write_piece(const at::Tensor& tensor, const at::Tensor& piece) {
   }
   to_local(tensor).copy_(piece);
   // Counts the write, so that views of the DTensor see it, and raises the version, so that autograd sees that the value
-  // changed: a piece does not share its version with the DTensor. An inference tensor has no version.
+  // changed, where the piece does not share it (Meta). An inference tensor has no version.
   detail::meta(tensor).count_write();
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }

@@ -35,10 +35,11 @@ AsyncRedistributions::AsyncRedistributions(const DeviceMesh& mesh, std::vector<I
   if (!mesh_.world().is_fake()) queued_ = StreamPoint::here(mesh_.device());
 }
 
-void AsyncRedistributions::forbid_writes(const at::Tensor& tensor) {
-  if (tensor.is_inference()) return;  // its writes are not counted
-  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  unwritten_.push_back({.version = version, .seen = version.current_version(), .text = tensor.toString()});
+void AsyncRedistributions::forbid_writes(const at::Tensor& dtensor) {
+  if (detail::meta(dtensor).local().is_inference()) return;  // a copy of it is sent
+  detail::WriteCounters counters = detail::meta(dtensor).write_counters();
+  const uint32_t writes = counters.sum();
+  unwritten_.push_back({.counters = std::move(counters), .writes = writes, .text = dtensor.toString()});
 }
 
 void AsyncRedistributions::finish() {
@@ -58,7 +59,7 @@ void AsyncRedistributions::finish() {
 
 void AsyncRedistributions::check_unwritten() const {
   for (const UnwrittenTensor& each : unwritten_) {
-    if (each.version.current_version() == each.seen) continue;
+    if (each.counters.sum() == each.writes) continue;
     throw std::runtime_error(fmt::format(
         "redistribute: the {} was written while it was being sent, so the result may be either value; read an "
         "asynchronous result before writing its source, or give a clone",

@@ -12,6 +12,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include "tessera/dtensor/core/async_pieces.h"
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/core/stream_point.h"
@@ -39,14 +40,14 @@ class AsyncRedistributions final : public AsyncPieces {
   // and the same exception again on later calls.
   void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& undelivered) override;
 
-  // Makes deliver() throw std::runtime_error if `tensor` is written between this call and the end of the
+  // Makes deliver() throw std::runtime_error if a DTensor is written between this call and the end of the
   // redistributions.
-  void forbid_writes(const at::Tensor& tensor);
+  void forbid_writes(const at::Tensor& dtensor);
 
  private:
   struct UnwrittenTensor {
-    c10::VariableVersion version;
-    uint32_t seen;
+    detail::WriteCounters counters;
+    uint32_t writes;  // the sum of `counters` at the start
     std::string text;
   };
   void finish();

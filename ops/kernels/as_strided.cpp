@@ -74,7 +74,7 @@ void set_strides(const at::Tensor& t, at::IntArrayRef strides) {
   auto meta = c10::make_intrusive<detail::Meta>(local, to);
   meta->contract = old.contract;
   meta->copy = old.copy;
-  meta->share_writes(old.writes());
+  meta->share_writes_of(old);
   t.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
   t.unsafeGetTensorImpl()->set_sizes_and_strides(to->sizes, to->strides);
 }
@@ -118,7 +118,12 @@ bool boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const at::Tensor self = args[0].toTensor();
   const std::vector<int64_t> size = args[1].toIntVector(), stride = args[2].toIntVector();
   const auto offset = args[3].toOptional<int64_t>();
-  give(op, stack, in_place ? restride(self, size, stride, offset) : strided_view(self, size, stride, offset));
+  if (in_place) {
+    give(op, stack, restride(self, size, stride, offset));
+    detail::expect_new_shape(self);
+  } else {
+    give(op, stack, strided_view(self, size, stride, offset));
+  }
   return true;
 }
 [[maybe_unused]] const bool registered = register_decomposition("as_strided", boxed);

@@ -118,9 +118,7 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
                 mesh.mesh(), piece.dim(), fmt::format("{} with {}", op, contract.path));
   FromLocalOptions options;
   options.shape = global_shape(piece, placements, mesh, parameter, op);
-  at::Tensor out = from_local(piece, mesh, placements, options);
-  detail::share_version(out, piece);
-  return out;
+  return from_local(piece, mesh, placements, options);
 }
 
 // Holds an activation as a DTensor, and the layout that the contract asks for.

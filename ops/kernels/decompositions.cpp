@@ -133,6 +133,7 @@ bool reshape_in_place(const c10::OperatorHandle& op, Stack& stack) {
   }
   view_op.callBoxed(args);
   detail::convert_in_place(self, args[0].toTensor());
+  detail::expect_new_shape(self);
   give(op, stack, self);
   return true;
 }

@@ -51,12 +51,15 @@ TEST_CASE("a tensor at an address that another had before has nothing of it") {
   bool again = false;
   int calls = 0;
   for (int i = 0; i < 200; ++i) {
-    const at::Tensor t = from_local(at::ones({2, 3}), mesh, {Shard(0)});
+    const at::Tensor piece = at::ones({2, 3});
+    const at::Tensor t = from_local(piece, mesh, {Shard(0)});
     again |= !addresses.insert(t.unsafeGetTensorImpl()).second;
     CHECK_FALSE(t.requires_grad());
     CHECK(t.is_leaf());
     CHECK_FALSE(t.grad().defined());
-    CHECK(t._version() == 0);
+    CHECK(t._version() == piece._version());
+    const at::Tensor twice = t * 2;
+    CHECK(twice._version() == 0);
     CHECK(to_local(t).eq(1).all().item<bool>());
     t.add_(1);
     t.requires_grad_();

@@ -1,6 +1,6 @@
 // Tests what happens where a DTensor and a plain tensor, or two gradients, would share memory: autograd sees the writes
-// to a plain tensor, and no .grad is another tensor's memory. Also tests what backward does where LibTorch's own
-// functions may run twice, or under autocast.
+// to a plain tensor, as it does in LibTorch, and no .grad is another tensor's memory. Also tests what backward does
+// where LibTorch's own functions may run twice, or under autocast.
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
@@ -40,6 +40,84 @@ TESSERA_RANKS_TEST_CASE("a write to a plain tensor whose DTensor was saved makes
     p.add_(1);
   }
   CHECK_THROWS_WITH(loss.backward(), doctest::Contains(kWritten));
+}
+
+TESSERA_RANKS_TEST_CASE("a write to a piece of a saved DTensor makes backward throw, by whatever way the piece came",
+                        {1, 2}) {
+  const DeviceMesh mesh = line();
+  using Write = void (*)(const at::Tensor& y);
+  const std::vector<Write> writes = {
+      [](const at::Tensor& y) { to_local(y).mul_(2); },
+      [](const at::Tensor& y) { to_local(y.detach()).mul_(2); },
+      [](const at::Tensor& y) { to_local(y.t()).mul_(2); },
+      [](const at::Tensor& y) { to_local(y.select(1, 0)).zero_(); },
+      [](const at::Tensor& y) { to_local(y).t().select(0, 1).zero_(); },
+  };
+  for (const Placement& cut : {S0, R}) {
+    for (std::size_t i = 0; i < writes.size(); ++i) {
+      for (const bool recorded : {false, true}) {
+        CAPTURE(to_string(cut));
+        CAPTURE(i);
+        CAPTURE(recorded);
+        const at::Tensor x = leaf(sample({4, 3}), mesh, {cut});
+        const at::Tensor y = x.exp();  // whose gradient needs y
+        const at::Tensor loss = y.sum();
+        {
+          const at::AutoGradMode mode(recorded);
+          writes[i](y);
+        }
+        CHECK_THROWS_WITH(loss.backward(), doctest::Contains(kWritten));
+        // One that was saved after the write has the new value.
+        const at::Tensor z = leaf(sample({4, 3}), mesh, {cut});
+        const at::Tensor e = z.detach().exp();
+        writes[i](e);
+        (z * e).sum().backward();
+        CHECK(same(to_local(z.grad()), to_local(e)));
+      }
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a write to a plain tensor without gradients is seen too, whichever of both is saved", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor plain = sample({4, 3});
+  const at::Tensor x = from_local(plain, mesh, {S0});
+  const at::Tensor w = leaf(sample({4, 3}));
+  const at::Tensor first = (from_local(w, mesh, {S0}) * x).sum();
+  plain.add_(1);
+  CHECK_THROWS_WITH(first.backward(), doctest::Contains(kWritten));
+  const at::Tensor second = (w * plain).sum();
+  x.add_(1);
+  CHECK_THROWS_WITH(second.backward(), doctest::Contains(kWritten));
+  // The piece was copied, so that a write to the plain tensor does not reach the DTensor.
+  const at::Tensor apart = sample({3, 4}).t();
+  const at::Tensor third = (from_local(w, mesh, {S0}) * from_local(apart, mesh, {S0})).sum();
+  apart.zero_();
+  third.backward();
+  CHECK(same(w.grad(), sample({3, 4}).t()));
+}
+
+TESSERA_RANKS_TEST_CASE("what LibTorch does not count as a write, backward does not refuse", {1, 2}) {
+  const DeviceMesh mesh = line();
+  // Writes to data() of a weight, before and after somebody has taken its piece.
+  for (const bool wrapped : {false, true}) {
+    const at::Tensor w =
+        wrapped ? from_local(sample({4, 3}), mesh, {S0}).requires_grad_() : leaf(sample({4, 3}), mesh, {S0});
+    const at::Tensor loss = (w * w).sum();
+    to_local(w.detach()).sum();
+    w.data().mul_(2);
+    to_local(w.data()).clamp_(-1, 1);
+    to_local(w.data().t()).mul_(3);
+    CHECK_NOTHROW(loss.backward());
+  }
+  // The statistics of a batch norm change while they are saved.
+  const at::Tensor input = leaf(sample({6, 4}), mesh, {R});
+  const at::Tensor mean = from_local(at::zeros({4}, on(at::kDouble)), mesh, {R});
+  const at::Tensor variance = spread(at::ones({4}, on(at::kDouble)), mesh, {R});
+  to_local(variance);
+  const auto norm = [&] { return at::batch_norm(input, {}, {}, mean, variance, true, 0.1, 1e-5, false); };
+  const at::Tensor loss = (norm() * norm()).sum();
+  CHECK_NOTHROW(loss.backward());
 }
 
 TESSERA_RANKS_TEST_CASE("gradients of several leaves have memory of their own, and add up over two backwards", {1, 2}) {

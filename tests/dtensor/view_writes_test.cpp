@@ -312,6 +312,56 @@ TESSERA_RANKS_TEST_CASE("a write to a piece is seen by views of the tensor, wher
   CHECK_THROWS_WITH(loss.backward(), doctest::Contains("modified by an inplace operation"));
 }
 
+TESSERA_RANKS_TEST_CASE("a shape that changes in place is no write", {2}) {
+  const DeviceMesh mesh = line();
+  for (const bool inference : {false, true}) {
+    for (const bool recorded : {false, true}) {
+      const at::Tensor x = spread(sample({4, 6}), mesh, {S1});
+      const c10::InferenceMode mode(inference);
+      const at::AutoGradMode gradients(recorded && !inference);
+      const at::Tensor copy = x.view({3, 8});
+      x.select(0, 1).unsqueeze_(0);
+      CHECK(same(full_tensor(copy), sample({4, 6}).view({3, 8})));
+      const at::Tensor other = x.view({3, 8}).t_();
+      CHECK(same(full_tensor(copy), sample({4, 6}).view({3, 8})));
+      CHECK(same(full_tensor(other), sample({4, 6}).view({3, 8}).t()));
+      x.t_();
+      CHECK(same(full_tensor(copy), sample({4, 6}).view({3, 8})));
+      x.as_strided_({6, 4}, {1, 6});
+      CHECK(same(full_tensor(copy), sample({4, 6}).view({3, 8})));
+      to_local(x).add_(1);
+      CHECK_THROWS_WITH(full_tensor(copy), doctest::Contains("has been written since"));
+      CHECK_THROWS_WITH(full_tensor(other), doctest::Contains("has been written since"));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a write to the piece of data() is seen by copies of views", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = spread(sample({4, 6}), mesh, {S1});
+  const at::Tensor of_data = x.data().view({3, 8}), of_x = x.view({3, 8});
+  CHECK(same(full_tensor(of_data), full_tensor(of_x)));
+  to_local(x.data()).add_(1);
+  CHECK_THROWS_WITH(full_tensor(of_data), doctest::Contains("has been written since"));
+  CHECK_THROWS_WITH(full_tensor(of_x), doctest::Contains("has been written since"));
+  const at::Tensor again = x.data().view({3, 8});
+  to_local(x).add_(1);
+  CHECK_THROWS_WITH(full_tensor(again), doctest::Contains("has been written since"));
+  // A shape of data() that changes in place is no write, and hides none.
+  const at::Tensor copy = x.view({3, 8});
+  const at::Tensor data = x.data();
+  data.select(0, 1).unsqueeze_(0);
+  CHECK(same(full_tensor(copy), full_tensor(x).view({3, 8})));
+  data.add_(1);
+  CHECK_THROWS_WITH(full_tensor(copy), doctest::Contains("has been written since"));
+  x.set_data(spread(sample({4, 6}, 1), mesh, {S1}));
+  const at::Tensor of_new = x.view({3, 8});
+  x.select(0, 1).unsqueeze_(0);
+  CHECK(same(full_tensor(of_new), sample({4, 6}, 1).view({3, 8})));
+  x.add_(1);
+  CHECK_THROWS_WITH(full_tensor(of_new), doctest::Contains("has been written since"));
+}
+
 TESSERA_RANKS_TEST_CASE("a copy stays one when it changes its shape in place", {2}) {
   const DeviceMesh mesh = line();
   for (const bool inference : {false, true}) {

@@ -24,17 +24,17 @@ struct Limit {
 constexpr Limit kLimits[] = {
     {"add", 1940},
     {"mm", 1760},
-    {"view", 2130},
-    {"detach", 1870},
+    {"view", 2160},
+    {"detach", 1910},
     {"mul_by_a_number", 1730},  // the plain call itself varies by a hundred with the rows before it
     {"add_", 1270},
     {"cat_of_2", 2450},
-    {"layer_norm", 4290},
+    {"layer_norm", 4400},
     {"softmax", 1760},
     {"sdpa", 4000},  // the kernel itself varies by some hundreds
-    {"foreach_add_of_100", 86000},
-    {"from_local", 4220},
-    {"five_operators_and_back", 23800},  // it varies by four hundred
+    {"foreach_add_of_100", 89500},
+    {"from_local", 4480},
+    {"five_operators_and_back", 26000},  // malloc in it varies by fifteen hundred
     {"S(0)_to_itself", 1240},
     {"R_to_S(0)", 8080},
     {"S(0)_to_R", 17210},
@@ -46,17 +46,17 @@ constexpr Limit kLimits[] = {
 constexpr Limit kLimits[] = {
     {"add", 2100},
     {"mm", 1900},
-    {"view", 2370},
-    {"detach", 2080},
+    {"view", 2440},
+    {"detach", 2150},
     {"mul_by_a_number", 1970},
     {"add_", 1400},
     {"cat_of_2", 2440},
-    {"layer_norm", 4310},
+    {"layer_norm", 4420},
     {"softmax", 1890},
     {"sdpa", 5400},  // the kernel itself varies by some hundreds
-    {"foreach_add_of_100", 83750},
-    {"from_local", 4550},
-    {"five_operators_and_back", 26850},
+    {"foreach_add_of_100", 87250},
+    {"from_local", 4810},
+    {"five_operators_and_back", 28350},
 };
 #endif
 
