@@ -40,7 +40,7 @@ std::string outcome_of(const std::function<void()>& part, std::exception_ptr& th
 }  // namespace
 
 at::Tensor Agreement::reduce_max(const at::Tensor& values) const {
-  const at::Tensor all = max_over_meshes(values, meshes_, op_).cpu();
+  at::Tensor all = max_over_meshes(values, meshes_, op_).cpu();
   // A collective on a GPU that was aborted meanwhile leaves any values.
   if (meshes_.front().device().is_cuda()) meshes_.front().world().check_alive();
   return all;

@@ -8,6 +8,7 @@
 #include <set>
 #include <stdexcept>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/abs.h>
@@ -240,7 +241,7 @@ at::Tensor clip_grad_norm_on_device_(const std::vector<at::Tensor>& parameters, 
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
   const detail::LocalGradients all = detail::local_gradients(parameters, kOp);
-  const at::Tensor norm = in_scope(all, stages, [&] { return norm_of(all, norm_type, stages); });
+  at::Tensor norm = in_scope(all, stages, [&] { return norm_of(all, norm_type, stages); });
   const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1);
   // With a factor of their own device and dtype, a call for pieces that are alike is one kernel or a few.
   for (const std::vector<at::Tensor>& pieces : detail::alike(all.gradients)) {

@@ -51,7 +51,8 @@ struct FromLocalOptions {
 };
 
 // Returns the global tensor of which `local` is this rank's piece. Shares storage with `local`, and the version by
-// which autograd sees writes in place. It is copied with a mask, and where it is not row-major and no stride was given.
+// which autograd sees writes in place, unless `local` is copied: with a mask, and where it is not row-major on this
+// rank and no stride was given.
 // Differentiable: the gradient is a plain tensor (see grad_placements).
 // Communicates only with `check`: one all_reduce of 40 bytes and two all_gathers per mesh dimension.
 // Throws std::invalid_argument, alike on every rank, on placements, options or a tensor layout (sparse) that do not
@@ -65,8 +66,9 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
 // Differentiable: the piece's gradient is taken to be laid out as `grad_placements`; default: the placements with
 // Partial as Replicate.
 // A write to the piece in place writes `dtensor`: where autograd has saved `dtensor`, backward throws after it, as
-// LibTorch's does (not for data(), nor for a parameter after Module::to or clone). A view of `dtensor` that needed
-// communication is a copy, and reading it after such a write throws; so write on every rank or on none.
+// LibTorch's does (not for data(), nor for a parameter after Module::to or clone). A view that needed communication is
+// a copy: a write to the viewed tensor's piece, or to the copy's own, counts as one to both, and reading the copy after
+// it throws. So write on every rank or on none.
 // Writes to a piece that is an inference tensor are not counted: take such views again after one.
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
 

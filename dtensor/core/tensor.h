@@ -28,10 +28,11 @@ inline constexpr c10::DispatchKey kAutogradDTensorKey = c10::DispatchKey::Autogr
 struct WriteCounters {
   // Is the version of the DTensor and its views, which autograd compares when it reads a saved tensor. LibTorch raises
   // it for an operator that writes in place, and for one that changes a shape in place. Plain tensors of the same
-  // memory have it too: what to_local() returns, and what from_local() was given. An inference tensor has none.
+  // memory have it too: what to_local() returns, and what from_local() was given and did not copy. An inference tensor
+  // has none.
   c10::VariableVersion version;
   // Is raised by every operator that writes, also where LibTorch does not raise the version, such as for writes to
-  // data(), and lowered where a shape changes in place.
+  // data() and to a piece of data(). It is lowered where a shape changes in place.
   c10::VariableVersion by_operators;
 
   // Returns a number that differs after a write that is counted.
@@ -57,10 +58,10 @@ struct SharedRedistribution {
 // Holds what a DTensor adds to its TensorImpl: the local tensor, the Spec, the contract, and the counters of writes.
 //
 // Invariants:
-//   - All DTensors that would share memory in LibTorch share their WriteCounters: views that needed no communication,
-//     detach() and data(). So any write to one of them, in every mode, changes writes(), and so does a write to a piece
-//     that to_local() returned or to the plain tensor that from_local() was given, where LibTorch counts it. Several
-//     from_local() of one tensor share the version alone.
+//   - A DTensor, its views that needed no communication, its detach() and its data() share their WriteCounters. So any
+//     write to one of them, in every mode, changes writes(), and so does a write to a piece that to_local() returned or
+//     to the plain tensor that from_local() was given, where LibTorch counts it. Several from_local() of one tensor
+//     share the version alone: what one writes through data() the others do not see.
 //   - The version is that of the TensorImpl, except for data() and its views, and after set_data(): there LibTorch
 //     gives the TensorImpl another one. raises_version() says whether they are one.
 //   - The operators' writes are counted by the version of the piece, or by a counter of this Meta's, where the piece
@@ -180,8 +181,8 @@ bool shares_memory(const at::Tensor& t);
 // Says whether a write to `t`, a DTensor, raises the version in its WriteCounters. It does not for data(), whose writes
 // autograd is not to see, nor after set_data().
 bool raises_version(const at::Tensor& t);
-// Keeps the writes() of `t` as they are where LibTorch raises its version although nothing is written: for an operator
-// that changes the shape in place, after its kernel, which calls this.
+// Keeps the writes() of `t` as they are although LibTorch will raise its version. The kernel of an operator that
+// changes a shape in place, and so writes nothing, calls it.
 void expect_new_shape(const at::Tensor& t);
 
 // Throws std::runtime_error if `t` is a view that was copied and the viewed tensor has been written since: the values

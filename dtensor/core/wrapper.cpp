@@ -271,9 +271,16 @@ at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed, i
   }
   made->set_meta(std::move(local), std::move(spec));
   made->meta()->share_writes_of(detail::meta(viewed));
-  const at::Tensor view(std::move(out));
+  at::Tensor view(std::move(out));
   place_view(view, bytes_before(viewed), offset);
   return view;
+}
+
+// Functions such as torch::ones_like make a new TensorImpl of a result that nobody else holds, and drop the result: the
+// copy's version is the only one then.
+bool Wrapper::is_held_once() const {
+  auto* const self = const_cast<Wrapper*>(this);
+  return c10::raw::intrusive_ptr::use_count(self) == 1 && extra_meta_->backend_meta_.is_uniquely_owned();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> Wrapper::shallow_copy_and_detach(c10::VariableVersion&& version,
@@ -281,6 +288,7 @@ c10::intrusive_ptr<c10::TensorImpl> Wrapper::shallow_copy_and_detach(c10::Variab
   const bool plain = !is_wrapped_number_ && !extra_meta_->named_tensor_meta_ && !extra_meta_->symbolic_shape_meta_ &&
                      c10::impl::TorchDispatchModeTLS::stack_len() == 0;
   if (!plain) return TensorImpl::shallow_copy_and_detach(std::move(version), allow_metadata_change);
+  if (allow_metadata_change && !is_inference_tensor() && is_held_once()) meta()->set_version(version);
   const Spec& spec = *meta()->spec;
   Wrapper* const made = make_bare(spec, *device_opt_);
   auto out = c10::intrusive_ptr<TensorImpl>::unsafe_steal_from_new(made);

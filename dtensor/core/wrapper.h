@@ -18,7 +18,7 @@ c10::DispatchKeySet keys_on(const c10::Device& device);
 // Returns the ExtraMeta of a DTensor: `meta`, and the errors thrown when its memory or storage is read.
 std::unique_ptr<c10::ExtraMeta> extra_of(c10::intrusive_ptr<c10::BackendMeta> meta);
 
-// Does what wrap() does, for a view of `viewed`: the two share one counter of writes, as LibTorch's views do. The
+// Does what wrap() does, for a view of `viewed`: the two share their counters of writes, as LibTorch's views do. The
 // view's first element is `offset` elements of the view after the first of `viewed`, in the memory of one process.
 at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed, int64_t offset);
 
@@ -68,6 +68,7 @@ class Wrapper final : public c10::TensorImpl {
   [[gnu::always_inline]] inline void clear_version();
   void reuse(const Spec& spec, const c10::Device& device);
   bool has_sizes_and_strides_of(const Spec& spec) const;
+  bool is_held_once() const;
   Meta* meta() const;
   // Equals is_inference() for a wrapper, without asking for autograd's keys too.
   bool is_inference_tensor() const { return !key_set_.has(c10::DispatchKey::ADInplaceOrView); }

@@ -59,7 +59,7 @@ class Key {
   }
   // Appends a number's type, which takes part in type promotion, and not its value (OpTraits::number_arg).
   void number(bool is_int, bool is_double, bool is_bool) {
-    put(kNumber + 16 * (is_int ? 1U : is_double ? 2U : is_bool ? 3U : 4U));
+    put(kNumber + 16UL * (is_int ? 1U : is_double ? 2U : is_bool ? 3U : 4U));
   }
   void text(std::string_view value);
   void device(c10::Device value) {

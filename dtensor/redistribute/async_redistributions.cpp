@@ -15,6 +15,7 @@ namespace {
 
 std::vector<RoutePtr> routes_of(const std::vector<AsyncRedistributions::Item>& items) {
   std::vector<RoutePtr> out;
+  out.reserve(items.size());
   for (const AsyncRedistributions::Item& item : items) out.push_back(item.route);
   return out;
 }

@@ -6,6 +6,7 @@
 #include <ATen/autocast_mode.h>
 #include <doctest/doctest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/generated/variable_factories.h>
 
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
@@ -95,6 +96,27 @@ TESSERA_RANKS_TEST_CASE("a write to a plain tensor without gradients is seen too
   apart.zero_();
   third.backward();
   CHECK(same(w.grad(), sample({3, 4}).t()));
+}
+
+TESSERA_RANKS_TEST_CASE("a write to a piece of what torch::ones_like and its like have made is seen", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = spread(sample({4, 3}), mesh, {S0});
+  for (const at::Tensor& y : {torch::ones_like(x), torch::rand_like(x), torch::full_like(x, 2), torch::empty_like(x)}) {
+    const at::Tensor w = leaf(sample({4, 3}), mesh, {S0});
+    const at::Tensor loss = (w * y).sum();
+    to_local(y).zero_();
+    CHECK_THROWS_WITH(loss.backward(), doctest::Contains(kWritten));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a write to the piece of a view that is a copy counts as one to both", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = leaf(sample({4, 6}), mesh, {S1});
+  const at::Tensor y = x.exp();
+  const at::Tensor copy = y.view({3, 8});
+  to_local(copy).mul_(2);
+  CHECK_THROWS_WITH(full_tensor(copy), doctest::Contains("has been written since"));
+  CHECK_THROWS_WITH(y.sum().backward(), doctest::Contains(kWritten));
 }
 
 TESSERA_RANKS_TEST_CASE("what LibTorch does not count as a write, backward does not refuse", {1, 2}) {

@@ -316,9 +316,10 @@ TESSERA_RANKS_TEST_CASE("a shape that changes in place is no write", {2}) {
   const DeviceMesh mesh = line();
   for (const bool inference : {false, true}) {
     for (const bool recorded : {false, true}) {
+      if (inference && recorded) continue;
       const at::Tensor x = spread(sample({4, 6}), mesh, {S1});
       const c10::InferenceMode mode(inference);
-      const at::AutoGradMode gradients(recorded && !inference);
+      const at::AutoGradMode gradients(recorded);
       const at::Tensor copy = x.view({3, 8});
       x.select(0, 1).unsqueeze_(0);
       CHECK(same(full_tensor(copy), sample({4, 6}).view({3, 8})));

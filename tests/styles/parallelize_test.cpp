@@ -256,6 +256,10 @@ TEST_CASE("parameters over the same memory go on sharing it") {
   parallelize_module(model, fake_mesh(1, {2}), {{"*", ColwiseParallel()}}, {.src_rank = kNoSource});
   CHECK_FALSE(model->a->weight.is_same(model->b->weight));
   CHECK(tessera::detail::meta(model->a->weight).local().is_alias_of(tessera::detail::meta(model->b->weight).local()));
+  // A write to one is seen where the other is saved.
+  const at::Tensor loss = model->b->weight.exp().mul(model->b->weight).sum();
+  to_local(model->a->weight.detach()).zero_();
+  CHECK_THROWS_WITH(loss.backward(), doctest::Contains("has been modified by an inplace operation"));
 }
 
 TEST_CASE("a module with two names is styled once") {
