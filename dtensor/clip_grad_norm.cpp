@@ -118,6 +118,7 @@ at::Tensor local_values(const detail::LocalGradients& all, const std::vector<std
     }
   }
   std::vector<at::Tensor> values;
+  values.reserve(pieces.size());
   for (const std::vector<at::Tensor>& each : pieces) values.push_back(of_pieces(each, norm_type, device_of(all)));
   return at::stack(values);
 }
@@ -154,6 +155,7 @@ at::Tensor over_each_mesh(at::Tensor values, const std::vector<DeviceMesh>& mesh
       }
       // A list of indices would be copied from the host's memory, for which a GPU's stream waits.
       std::vector<at::Tensor> rows;
+      rows.reserve(together.size());
       for (const int64_t row : together) rows.push_back(values.select(0, row));
       const at::Tensor sums = reduced(at::stack(rows), meshes[i], dim, norm_type).to(values.device());
       for (std::size_t k = 0; k < rows.size(); ++k) rows[k].copy_(sums[static_cast<int64_t>(k)]);

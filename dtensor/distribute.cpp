@@ -50,7 +50,7 @@ std::vector<int64_t> mesh_dims_where(const Spec& spec, bool cut) {
 at::Tensor padded_tiles(const at::Tensor& t, const Spec& spec, const MergedDims& cut,
                         const std::vector<int64_t>& coordinate, int64_t length) {
   const at::Tensor whole = t.contiguous();
-  const at::Tensor rows = at::zeros({cut.size(), length}, t.options());
+  at::Tensor rows = at::zeros({cut.size(), length}, t.options());
   for (int64_t i = 0; i < cut.size(); ++i) {
     const Tile tile =
         local_tile(spec.sizes, spec.placements, spec.mesh.mesh().shape(), cut.coordinate_of(coordinate, i));

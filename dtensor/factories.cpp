@@ -87,7 +87,7 @@ at::Tensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements&
                 std::optional<at::ScalarType> dtype) {
   return make("rand", sizes, mesh, placements, dtype.value_or(default_dtype()),
               [](const Spec& spec, const at::TensorOptions& options) {
-                const at::Tensor out = at::empty(spec.local_sizes, options);
+                at::Tensor out = at::empty(spec.local_sizes, options);
                 detail::draw_uniform(out, spec, detail::next_draw(spec.mesh.world()), 0, 1);
                 return out;
               });
@@ -97,7 +97,7 @@ at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements
                  std::optional<at::ScalarType> dtype) {
   return make("randn", sizes, mesh, placements, dtype.value_or(default_dtype()),
               [](const Spec& spec, const at::TensorOptions& options) {
-                const at::Tensor out = at::empty(spec.local_sizes, options);
+                at::Tensor out = at::empty(spec.local_sizes, options);
                 detail::draw_normal(out, spec, detail::next_draw(spec.mesh.world()), 0, 1);
                 return out;
               });
@@ -111,7 +111,7 @@ at::Tensor randint(int64_t low, int64_t high, at::IntArrayRef sizes, const Devic
   }
   return make("randint", sizes, mesh, placements, dtype.value_or(at::kLong),
               [&](const Spec& spec, const at::TensorOptions& options) {
-                const at::Tensor out = at::empty(spec.local_sizes, options);
+                at::Tensor out = at::empty(spec.local_sizes, options);
                 detail::draw_integers(out, spec, detail::next_draw(spec.mesh.world()), low,
                                       static_cast<uint64_t>(high) - static_cast<uint64_t>(low));
                 return out;

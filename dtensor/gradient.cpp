@@ -90,7 +90,7 @@ class GradientHook final : public FunctionPreHook {
   }
 
   Placements goal(Placements gradient) const {
-    const Placements own = reducer_ != nullptr ? reducer_->layout(leaf_index_) : without_partial(spec_->placements);
+    Placements own = reducer_ != nullptr ? reducer_->layout(leaf_index_) : without_partial(spec_->placements);
     if (does_ == Does::kAll) return own;
     for (std::size_t i = 0; i < own.size(); ++i) {
       if (gradient[i].is_partial()) gradient[i] = own[i];
@@ -157,7 +157,7 @@ void watch_leaf(const at::Tensor& t, AutogradMeta& autograd) {
   const ContractPtr contract = spec != nullptr ? meta(t).contract : nullptr;
   const std::string path = contract ? contract->path : std::string();
   if (autograd.cpp_hooks_list_ == nullptr) {
-    Hooks others = std::move(autograd.hooks_);
+    Hooks others = std::exchange(autograd.hooks_, {});
     torch::autograd::impl::create_cpp_hook(t);
     for (auto& hook : others) autograd.hooks_.push_back(std::move(hook));
   }
@@ -198,7 +198,7 @@ std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t) {
   if (GradientHook* const there = find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr)) return there->use();
   auto hook =
       std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, std::string(), GradientHook::Does::kTermsAlone);
-  const std::shared_ptr<const int> uses = hook->use();
+  std::shared_ptr<const int> uses = hook->use();
   node->add_tensor_pre_hook(std::move(hook));
   return uses;
 }
@@ -209,7 +209,7 @@ void add_layout_hook(const at::Tensor& t, const std::string& path) {
   node->add_tensor_pre_hook(std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, path));
 }
 
-void set_reducer(const at::Tensor& leaf, std::shared_ptr<GradientReducer> reducer, std::size_t index) {
+void set_reducer(const at::Tensor& leaf, const std::shared_ptr<GradientReducer>& reducer, std::size_t index) {
   watch_gradient(leaf);
   auto& autograd = *static_cast<AutogradMeta*>(leaf.unsafeGetTensorImpl()->autograd_meta());
   bool is_first = true;

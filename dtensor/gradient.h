@@ -48,7 +48,7 @@ class GradientReducer {
 // Gives the gradients of `leaf`, a DTensor that requires grad, to `reducer` under this index. A gradient that is not
 // added to .grad (torch::autograd::grad), one that has a graph of its own (create_graph), and that of a leaf with hooks
 // of the user's own goes on without it.
-void set_reducer(const at::Tensor& leaf, std::shared_ptr<GradientReducer> reducer, std::size_t index);
+void set_reducer(const at::Tensor& leaf, const std::shared_ptr<GradientReducer>& reducer, std::size_t index);
 
 // While it lives, a backward pass that starts on this thread is a part of the pass that runs on it now. The pass must
 // call finish() unless it throws.

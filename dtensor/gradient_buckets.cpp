@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ceil_div.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
@@ -327,7 +328,7 @@ at::Tensor GradientBuckets::piece_to_send(const Parameter& parameter, const Spec
 // host, which would wait for a GPU.
 at::Tensor GradientBuckets::flags_to_send(const Spec& flags, const std::vector<double>& there) const {
   const auto options = at::TensorOptions().device(mesh_.device()).dtype(flags.dtype);
-  const at::Tensor out = at::zeros(flags.local_sizes, options);
+  at::Tensor out = at::zeros(flags.local_sizes, options);
   const at::Tensor columns = out.narrow(1, 0, std::ssize(there));
   if (std::ranges::count(there, 0.0) == 0) {
     columns.fill_(1);

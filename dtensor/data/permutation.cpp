@@ -19,7 +19,7 @@ int half_bits_of(int64_t size) {
   if (size < 1 || size > (int64_t{1} << 62)) {
     throw std::invalid_argument(fmt::format("Permutation: {} elements cannot be permuted; give 1 to 2^62", size));
   }
-  return (std::bit_width(static_cast<uint64_t>(size - 1)) + 1) / 2;
+  return (static_cast<int>(std::bit_width(static_cast<uint64_t>(size - 1))) + 1) / 2;
 }
 
 }  // namespace

@@ -383,7 +383,7 @@ class Decider {
     if (entry.spec == nullptr) return;
     SpecPtr to = with_placements(*entry.spec, placements);
     if (entry.spec->placements != placements) {
-      check_partials(placements, entry.spec->dtype, call_.traits.name.c_str());
+      check_partials(placements, entry.spec->dtype, call_.traits.name);
       RoutePtr route = route_between(*entry.spec, placements);
       decision_.moved |= !route->plan().steps().empty();
       decision_.communicates |= route->communicates();

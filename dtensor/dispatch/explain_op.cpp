@@ -50,6 +50,7 @@ void refuse_composite(const c10::OperatorHandle& op, const dispatch::OpTraits& t
 
 std::vector<Placements> placements_of(const std::vector<SpecPtr>& specs) {
   std::vector<Placements> out;
+  out.reserve(specs.size());
   for (const SpecPtr& spec : specs) out.push_back(spec == nullptr ? Placements() : spec->placements);
   return out;
 }

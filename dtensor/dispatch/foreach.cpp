@@ -96,7 +96,7 @@ torch::jit::Stack local_stack(const Call& call, const std::vector<List>& lists, 
   if (std::any_of(moves.begin(), moves.end(), moved))
     scope.emplace(call.first_spec->mesh.world(), call.traits.name.c_str());
   const auto piece = [&](std::size_t i) {
-    const at::Tensor local = local_of(*call.tensors[i].tensor);
+    at::Tensor local = local_of(*call.tensors[i].tensor);
     if (!moves[i]) return local;
     const SpecPtr to = with_placements(*call.tensors[i].spec, *moves[i]);
     at::Tensor moved = in_memory_order(redistribute_local(local, *call.tensors[i].spec, *moves[i]), *to);

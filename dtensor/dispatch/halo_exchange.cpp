@@ -43,6 +43,7 @@ HaloExchange::HaloExchange(const rules::Halos& halos, const std::vector<SpecPtr>
   }
   const MergedDims group(mesh.mesh().shape(), mesh_dims_);
   std::vector<Tiles> tiles;
+  tiles.reserve(fetched.size());
   for (const SpecPtr& spec : fetched) tiles.push_back(tiles_of(halos, *spec, computed, group));
   for (const Tiles& each : tiles) {
     for (std::size_t i = 0; i < each.held.size(); ++i) {

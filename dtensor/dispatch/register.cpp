@@ -70,7 +70,7 @@ std::vector<c10::RegistrationHandleRAII> register_all() {
   return handles;
 }
 
-const auto* const handles =
+const auto* const kHandles =
     new std::vector<c10::RegistrationHandleRAII>(register_all());  // NOLINT: for the program's life
 
 // Dispatches operators that are registered later, such as those of a user's library loaded at run time.

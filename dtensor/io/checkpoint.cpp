@@ -25,7 +25,7 @@ bool exists(const std::string& path) {
 // interrupted, and then either one is complete.
 std::string resolve(const std::string& path) {
   std::error_code ignored;
-  const std::string file = fs::is_directory(path, ignored) ? (fs::path(path) / "model.safetensors").string() : path;
+  std::string file = fs::is_directory(path, ignored) ? (fs::path(path) / "model.safetensors").string() : path;
   if (exists(file)) return file;
   if (exists(index_path(file))) return index_path(file);
   if (file == path) return path;  // opening it gives the system's own error

@@ -135,6 +135,7 @@ std::vector<SavedTensor> saved_weights(const torch::nn::Module& module) {
 std::vector<SafetensorsHeader> plan_files(const std::vector<SavedTensor>& tensors, int64_t max_shard_bytes,
                                           const std::map<std::string, std::string>& metadata) {
   std::vector<TensorEntry> entries;
+  entries.reserve(tensors.size());
   for (const SavedTensor& item : tensors) {
     entries.push_back({item.name, item.tensor.scalar_type(), item.tensor.sizes().vec(), 0, 0});
   }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <deque>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -178,11 +179,11 @@ struct OptionsReader {
   void number(const char* name, double& to) {
     const nlohmann::json& value = need(name);
     if (value == "nan")
-      to = NAN;
+      to = std::numeric_limits<double>::quiet_NaN();
     else if (value == "inf")
-      to = INFINITY;
+      to = std::numeric_limits<double>::infinity();
     else if (value == "-inf")
-      to = -INFINITY;
+      to = -std::numeric_limits<double>::infinity();
     else if (value.is_number())
       to = value.get<double>();
     else
@@ -272,7 +273,7 @@ class Kind final : public OptimizerKind {
 }  // namespace
 
 const OptimizerKind& optimizer_kind(const torch::optim::Optimizer& optimizer, const char* op) {
-  using namespace torch::optim;
+  using namespace torch::optim;  // NOLINT: the names of all optimizers, in this function alone
   static const Kind<SGDParamState, SGDOptions> sgd("SGD");
   static const Kind<AdamParamState, AdamOptions> adam("Adam");
   static const Kind<AdamWParamState, AdamWOptions> adamw("AdamW");
