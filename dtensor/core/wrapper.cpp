@@ -56,6 +56,9 @@ void Meta::clear() {
   shared.reset();
 }
 
+// Returns the counter that a version refers to, or nullptr: two versions are one where it is the same.
+c10::intrusive_ptr_target* counter_of(const c10::VariableVersion& version);
+
 // Gives access to a private member, which explicit instantiation may name, since LibTorch does not say whether two
 // VariableVersions are one counter.
 template <auto Member>

@@ -30,9 +30,6 @@ inline int64_t bytes_before(const at::Tensor& t) {
 // Sets the storage_offset() of a view, as wrap_view() does; `bytes` are bytes_before() of the viewed DTensor.
 void place_view(const at::Tensor& view, int64_t bytes, int64_t offset);
 
-// Returns the counter that a version refers to, or nullptr: two versions are one where it is the same.
-c10::intrusive_ptr_target* counter_of(const c10::VariableVersion& version);
-
 // Implements the TensorImpl of a DTensor that wrap() made. To make and free a TensorImpl takes as long as a small
 // operator, so one that nobody holds any more is not destroyed: the thread that dropped the last reference keeps it,
 // with its allocations, for the next DTensor of the same layout.

@@ -127,8 +127,9 @@ std::string serialize_state_manifest(const StateManifest& manifest) {
   return fmt::format("{}{}{}{}{}", kBeforeChecksum, hex(crc32_of(text)), kBeforeState, text, kAfterState);
 }
 
-int64_t bytes_with_checksums(StateManifest manifest) {  // NOLINT: the copy is changed
-  constexpr int64_t kEach = kChecksumDigits + 3;        // with its quotes and a comma, which the last one does not have
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the copy is changed
+int64_t bytes_with_checksums(StateManifest manifest) {
+  constexpr int64_t kEach = kChecksumDigits + 3;  // with its quotes and a comma, which the last one does not have
   int64_t bytes = 0;
   for (auto& [name, checksums] : manifest.files) {
     checksums.crc32.clear();
