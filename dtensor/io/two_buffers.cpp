@@ -82,7 +82,7 @@ void TwoBuffers::fetch(int64_t total, StartCopy start_copy, Use use) {
 }
 
 at::Tensor read_to_device(int64_t bytes, c10::Device device, TwoBuffers::Fill fill) {
-  const at::Tensor result = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  at::Tensor result = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   if (bytes == 0) return result;
   TwoBuffers buffers(std::min(bytes, kBufferBytes), device);
   const SideStream stream(device);

@@ -15,7 +15,6 @@
 #include "tessera/dtensor/measured_costs.h"
 #include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/collectives/collectives.h"
-#include "tessera/tests/accelerator/late_stream.h"
 #include "tessera/tests/accelerator/streams.h"
 #include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
@@ -205,10 +204,9 @@ TESSERA_RANKS_TEST_CASE("a message that nobody waits for still has its memory", 
 
 TESSERA_RANKS_TEST_CASE("Checked compares collectives of ranks on streams of their own", {2, 3}) {
   const DeviceMesh mesh = tp_line();
-  const OwnStream stream;
-  const Checked checked(mesh);
   // Rank 0 comes last and carries the comparison out, on a stream that takes longer than the others'.
-  if (rank() == 0) current_late_stream(mesh.device()).take_at_least(std::chrono::milliseconds(1));
+  const OwnStream stream(0, std::chrono::milliseconds(rank() == 0 ? 1 : 0));
+  const Checked checked(mesh);
   for (int round = 0; round < kRounds; ++round) {
     if (rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const int64_t columns = 4 + round;  // what ranks compare is another each time, so that none may take the last
@@ -218,10 +216,9 @@ TESSERA_RANKS_TEST_CASE("Checked compares collectives of ranks on streams of the
 
 TESSERA_RANKS_TEST_CASE("measured costs count the time that streams take", {2}) {
   const DeviceMesh mesh = tp_line();
-  const OwnStream stream;
-  constexpr double kMicroseconds = 3000;
-  current_late_stream(mesh.device()).take_at_least(std::chrono::microseconds(static_cast<int64_t>(kMicroseconds)));
-  CHECK(measured_costs(mesh).links[0].microseconds > kMicroseconds / 2);
+  constexpr std::chrono::microseconds kLeast(3000);
+  const OwnStream stream(0, kLeast);
+  CHECK(measured_costs(mesh).links[0].microseconds > static_cast<double>(kLeast.count()) / 2);
 }
 
 TESSERA_RANKS_TEST_CASE("a collective that is dropped waits for the other ranks", {2}) {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "tessera/tests/accelerator/late_stream.h"
 #include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -16,7 +17,9 @@ c10::Stream stream_of_rank(int64_t number) {
 
 }  // namespace
 
-OwnStream::OwnStream(int64_t number) : guard_(stream_of_rank(number)) {}
+OwnStream::OwnStream(int64_t number, std::chrono::microseconds least) : guard_(stream_of_rank(number)) {
+  late_stream(guard_.current_stream()).take_at_least(least);
+}
 
 at::Tensor numbers_at_once(double first, int64_t rows, int64_t columns) {
   return at::arange(rows, at::kDouble).mul(10).unsqueeze(1) + at::arange(columns, at::kDouble) + first;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
@@ -8,10 +9,10 @@
 namespace tessera::testing {
 
 // Makes the calling thread's current stream one that no other rank of the same test uses, as long as it exists: for
-// each `number` another one.
+// each `number` another one. Each piece of work on it takes at least `least`.
 class OwnStream {
  public:
-  explicit OwnStream(int64_t number = 0);
+  explicit OwnStream(int64_t number = 0, std::chrono::microseconds least = {});
 
  private:
   c10::StreamGuard guard_;
