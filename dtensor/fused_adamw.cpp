@@ -12,6 +12,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -19,7 +20,9 @@
 #include <fmt/format.h>
 #include <torch/optim/adamw.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/core/in_memory.h"
 
 namespace tessera {
 namespace {
@@ -35,6 +38,8 @@ void check_options(const FusedAdamWOptions& options) {
   if (!(options.beta2 >= 0 && options.beta2 < 1)) refuse("beta2", options.beta2, "from 0 to less than 1");
 }
 
+const at::Tensor& piece_of(const at::Tensor& t) { return is_dtensor(t) ? detail::meta(t).local() : t; }
+
 void check_parameters(const std::vector<at::Tensor>& parameters) {
   std::set<const void*> seen;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -47,7 +52,19 @@ void check_parameters(const std::vector<at::Tensor>& parameters) {
     if (!seen.insert(p.unsafeGetTensorImpl()).second) {
       throw std::invalid_argument(fmt::format("FusedAdamW: parameter {} is listed twice; list it once", i));
     }
+    if (!piece_of(p).is_non_overlapping_and_dense()) {
+      throw std::invalid_argument(fmt::format(
+          "FusedAdamW: the memory of parameter {}, of strides [{}], has gaps or overlaps; give it memory of "
+          "its own by contiguous()",
+          i, fmt::join(piece_of(p).strides(), ", ")));
+    }
   }
+}
+
+// Returns the gradient in the parameter's memory order, in which LibTorch's operator walks through all of them.
+at::Tensor in_order_of(const at::Tensor& parameter, const at::Tensor& gradient) {
+  if (same_memory_order(piece_of(parameter), piece_of(gradient))) return gradient;
+  return at::empty_like(parameter.detach()).copy_(gradient);
 }
 
 // Checks that `optimizer` has the parameters whose addresses are `ours`, and no others.
@@ -123,7 +140,7 @@ void FusedAdamW::step() {
     for (const State& each : group.states) {
       if (!each.parameter.grad().defined()) continue;
       parameters.push_back(each.parameter);
-      gradients.push_back(each.parameter.grad());
+      gradients.push_back(in_order_of(each.parameter, each.parameter.grad()));
       moments.push_back(each.moment);
       squares.push_back(each.square);
       if (options_.amsgrad) largest.push_back(each.largest);

@@ -36,6 +36,11 @@ void CapturedDraws::end() {
 void CapturedDraws::before_replay() {
   if (records_) throw std::logic_error("CapturedDraws: before_replay() while draws are recorded; call end() first");
   RandomState& state = world_.random_state();
+  if (state.base != nullptr) {
+    throw std::logic_error(
+        "CapturedDraws: before_replay() while the world records the draws of another graph; call end() of that one "
+        "first");
+  }
   if (was_seeded_ || state.seed != before_.seed) {
     throw std::logic_error(
         fmt::format("CapturedDraws: the graph draws from the seed {}, {}; capture the step again after manual_seed or "

@@ -26,7 +26,9 @@ void manual_seed(uint64_t seed);
 // Lets a CUDA graph hold operators that draw random numbers on DTensors, such as dropout. While draws are recorded,
 // they are numbered from a number on the device, which before_replay() sets, so that each replay draws what the same
 // calls would draw if they were made in its place.
-// Make it before the graph's capture_begin(), call end() after capture_end(), and before_replay() before each replay().
+// Make it after the steps of warm-up and before the graph's capture_begin(), call end() after capture_end(), and
+// before_replay() before each replay(). What computes the same numbers again, such as the backward of attention with
+// dropout and a checkpoint of activations, must be in the same graph.
 //
 // Keep it as long as the graph. The graph holds the seed: after manual_seed or load_training_state capture it again. A
 // draw that the kernels of gpu_kernels/ cannot make, or from a caller's generator, throws std::runtime_error while it
@@ -42,7 +44,8 @@ class CapturedDraws {
   // Ends the recording; the world then goes on where it was before. A second call does nothing.
   void end();
   // Numbers the draws of the next replay from the world's counter, and advances that by as many. Queues its work on the
-  // current stream, and does not wait. Throws std::logic_error before end(), and when the world's seed is another one.
+  // current stream, and does not wait. Throws std::logic_error before end(), while the world records the draws of
+  // another graph, and when the world's seed is another one.
   void before_replay();
 
  private:

@@ -133,6 +133,13 @@ TESSERA_BOTH Computed<T> normal(const PhiloxWords& words, uint64_t lane) {
   return std::sqrt(radius2) * (lane % 2 == 0 ? std::cos(angle) : std::sin(angle));
 }
 
+// Is the smallest positive number of T.
+template <class T>
+inline constexpr double kSmallest = std::is_same_v<T, double> ? 0x1p-1074
+                                    : !kIsShortFloat<T>       ? 0x1p-149
+                                    : kDigits<T> == 11        ? 0x1p-24  // float16
+                                                              : 0x1p-133;       // bfloat16
+
 // Returns a number in (0, 1), without either end.
 inline TESSERA_BOTH double open_unit(const PhiloxWords& words, uint64_t lane) {
   return (static_cast<double>(word64(words, lane) >> 12) + 0.5) * 0x1p-52;
@@ -216,7 +223,9 @@ class Exponential {
   explicit Exponential(double rate) : rate_(rate) {}
 
   TESSERA_BOTH T operator()(const PhiloxWords& words, uint64_t lane, int64_t) const {
-    return number<T>(-std::log(open_unit(words, lane)) / rate_);
+    const double exact = -std::log(open_unit(words, lane)) / rate_;
+    // A positive number stays one: float16 would round one in millions to 0, whose logarithm users take.
+    return number<T>(exact < kSmallest<T> && rate_ < HUGE_VAL ? kSmallest<T> : exact);
   }
 
  private:

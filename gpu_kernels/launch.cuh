@@ -27,12 +27,18 @@ inline __device__ uint64_t number_of(uint64_t draw, const uint64_t* base) {
   return base == nullptr ? draw : draw + *base;
 }
 
+// Returns an error. CUDA keeps it too, and LibTorch would find it after its next kernel and take it for that one's.
+inline cudaError_t taken(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
+}
+
 // Sets `blocks` to `wanted`, but at most to what keeps the current device busy.
 inline cudaError_t limit_blocks(int64_t wanted, dim3& blocks) {
   int device = 0;
   int processors = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return taken(error);
+  const cudaError_t error = taken(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   const int64_t most = processors * kBlocksPerProcessor;
   blocks = dim3(static_cast<unsigned>(wanted < most ? wanted : most));
   return error;
@@ -45,9 +51,7 @@ cudaError_t start(void (*kernel)(Parameters...), int64_t wanted, void* stream, A
   if (const cudaError_t error = limit_blocks(wanted, config.gridDim); error != cudaSuccess) return error;
   config.blockDim = dim3(kThreads);
   config.stream = static_cast<cudaStream_t>(stream);
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, static_cast<Arguments&&>(arguments)...);
-  // CUDA also keeps the error, which LibTorch would find after its next kernel and take for that one's.
-  return error == cudaSuccess ? error : cudaGetLastError();
+  return taken(cudaLaunchKernelEx(&config, kernel, static_cast<Arguments&&>(arguments)...));
 }
 
 // Returns how many blocks have a thread for each of `items`.

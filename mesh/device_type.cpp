@@ -65,4 +65,6 @@ int device_index_of(c10::DeviceType type, int64_t rank, int64_t local_rank, std:
   return count == 1 ? 0 : static_cast<int>(local_rank);
 }
 
+bool is_captured(c10::Device device) { return device.is_cuda() && cuda_stream_is_captured(device); }
+
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 
 namespace tessera {
@@ -20,5 +21,8 @@ c10::DeviceType parse_device(const char* function, const std::string& device);
 // the only one that the process sees, as under srun --gpus-per-task=1, or the one with the number of the process.
 // `type` is not the CPU. Throws std::runtime_error when there is no such device.
 int device_index_of(c10::DeviceType type, int64_t rank, int64_t local_rank, std::optional<int> given);
+
+// Returns whether the current stream of `device` is being captured in a CUDA graph.
+bool is_captured(c10::Device device);
 
 }  // namespace tessera

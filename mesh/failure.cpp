@@ -78,7 +78,7 @@ bool is_failure_key(const std::string& key) { return key.find("tessera/failure")
 bool is_own_error(const std::string& text) {
   // The texts of the errno values that say what this process or its host lacks, of the standard library's error for
   // want of memory, and of CUDA's errors.
-  static constexpr std::array<std::string_view, 15> kOwn = {
+  static constexpr std::array<std::string_view, 17> kOwn = {
       "Too many open files",
       "Cannot allocate memory",
       "std::bad_alloc",
@@ -92,6 +92,8 @@ bool is_own_error(const std::string& text) {
       "No such device",
       "CUDA error",
       "CUDA out of memory",
+      "Cuda failure",
+      "unhandled cuda error",
       "the store's folder",
       "Unable to find address",
   };

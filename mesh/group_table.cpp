@@ -66,29 +66,34 @@ GroupTable::~GroupTable() {
   if (options_.board->failed()) skip_mpi_end();
 }
 
+// The watch goes on meanwhile, so that the loss of a rank ends the wait for what it does not send any more.
+std::string GroupTable::drain() noexcept {
+  for (const auto& [key, group] : groups_) {
+    std::string text = end_one(group, &OrderlyEnd::drain);
+    if (is_own_error(text)) return text;
+  }
+  return {};
+}
+
 void GroupTable::end() noexcept {
   if (std::exchange(ended_, true)) return;
-  // The watch goes on meanwhile, so that the loss of a rank ends the wait for what it does not send any more.
-  end_each(&OrderlyEnd::drain);
   // Nobody asks any more whether a collective was aborted whose values are in use.
   if (!options_.board->failed()) {
     if (const std::optional<WaitError> error = aborted()) spdlog::warn("rank {}: {}", options_.rank, error->what());
   }
   end_watch();
-  end_each(&OrderlyEnd::end);
+  for (const auto& [key, group] : groups_) end_one(group, &OrderlyEnd::end);
 }
 
-void GroupTable::end_each(void (OrderlyEnd::*step)()) noexcept {
-  for (const auto& [key, group] : groups_) end_one(group, step);
-}
-
-void GroupTable::end_one(const BackendGroup& group, void (OrderlyEnd::*step)()) noexcept {
+std::string GroupTable::end_one(const BackendGroup& group, void (OrderlyEnd::*step)()) noexcept {
   auto* const orderly = dynamic_cast<OrderlyEnd*>(group.backend.get());
-  if (orderly == nullptr || options_.board->failed()) return;
+  if (orderly == nullptr || options_.board->failed()) return {};
   try {
     (orderly->*step)();
+    return {};
   } catch (const std::exception& error) {
     spdlog::debug("rank {}: ending a group: {}", options_.rank, error.what());
+    return error.what();
   }
 }
 

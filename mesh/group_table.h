@@ -79,9 +79,11 @@ class GroupTable {
   // had to stay open, because another thread is in a collective: the watch then closes them as soon as that thread is
   // done.
   bool close_all() noexcept;
-  // Waits for what this rank has queued on a device, and ends the watch thread and then the groups, unless the job has
-  // failed. Warns of a group that its backend has aborted. The World that has this table calls it, and uses its groups
-  // no more.
+  // Waits for what this rank has queued on a device, unless the job has failed. Returns the text of an error by which
+  // this rank's own process or device fails, such as a failed check on a GPU, or "": other errors are a peer's.
+  std::string drain() noexcept;
+  // Ends the watch thread and then the groups, unless the job has failed. Warns of a group that its backend has
+  // aborted. The World that has this table calls it after drain(), and uses its groups no more.
   void end() noexcept;
   // Ends the watch thread, until the next group is made.
   void end_watch();
@@ -99,9 +101,9 @@ class GroupTable {
   static BackendGroup make_in_time(const GroupRequest& request, BackendGroup (*make_group)(const GroupRequest&));
   GroupRequest request(const std::string& prefix, const std::vector<int64_t>& ranks, const GroupOptions& options,
                        c10::DeviceType device) const;
-  // Calls a function of each group that ends in order, or of one if it does, unless the job has failed.
-  void end_each(void (OrderlyEnd::*step)()) noexcept;
-  void end_one(const BackendGroup& group, void (OrderlyEnd::*step)()) noexcept;
+  // Calls a function of the group, if it ends in order and the job has not failed. Returns the text of its error, or
+  // "".
+  std::string end_one(const BackendGroup& group, void (OrderlyEnd::*step)()) noexcept;
   void start_watch(const std::vector<int64_t>& ranks);
   void close_after_failure(const std::stop_token& stop);
 

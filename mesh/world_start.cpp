@@ -133,7 +133,12 @@ World::World(WorldOptions options)
         // A thread that is in a collective says later where it was.
         impl_->keep_records(*recorder_, impl_->failed_text(), impl_->busy());
       })) {}
-World::~World() { impl_->groups.end(); }  // its watch uses the members
+World::~World() {
+  // A check that has failed on this rank's GPU may show only now, while others wait for what the rank will not send.
+  const std::string own_error = impl_->groups.drain();
+  if (!own_error.empty()) fail("the end of its world", own_error);
+  impl_->groups.end();  // its watch uses the members
+}
 
 std::shared_ptr<World> World::create(WorldOptions options) {
   check_options(options);

@@ -1,16 +1,20 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <stdexcept>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/core/contract.h"
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/execute.h"
+#include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/device_type.h"
 
 namespace tessera::dispatch {
 namespace {
@@ -116,6 +120,26 @@ torch::jit::Stack local_stack(const Call& call, const std::vector<List>& lists, 
   return out;
 }
 
+// LibTorch's fused optimizers walk through the memory of all lists at once, in the order of the parameters' memory, and
+// do not look at strides on the CPU. Throws std::invalid_argument where that would pair other elements.
+void check_fused(const Call& call, const std::vector<List>& lists, const torch::jit::Stack& pieces) {
+  if (!call.traits.rule_name.starts_with("_fused_")) return;
+  const std::vector<at::Tensor> parameters = pieces[lists[0].arg].toTensorVector();
+  for (const List& list : lists) {
+    if (!pieces[list.arg].isTensorList()) continue;
+    const std::vector<at::Tensor> each = pieces[list.arg].toTensorVector();
+    for (std::size_t k = 0; k < each.size(); ++k) {
+      if (each[k].sizes() != parameters[k].sizes() || each[k].numel() <= 1) continue;  // counts of steps among them
+      if (parameters[k].is_non_overlapping_and_dense() && same_memory_order(each[k], parameters[k])) continue;
+      throw std::invalid_argument(
+          fmt::format("{}: piece {} of {} has strides [{}], that of the parameter [{}]; all must be dense and in the "
+                      "same memory order, so make them by contiguous() or empty_like",
+                      call.traits.name, k, call.op.schema().arguments()[list.arg].name(),
+                      fmt::join(each[k].strides(), ", "), fmt::join(parameters[k].strides(), ", ")));
+    }
+  }
+}
+
 // Redistributes what was written in copies to the written tensors' layouts, and copies it there.
 void write_back(const Call& call, const std::vector<List>& lists, const Moves& moves, const torch::jit::Stack& local) {
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -129,6 +153,19 @@ void write_back(const Call& call, const std::vector<List>& lists, const Moves& m
       detail::meta(*entry.tensor)
           .local()
           .copy_(redistribute_local(written, *with_placements(*entry.spec, *move), entry.spec->placements));
+    }
+  }
+}
+
+// A graph that holds an optimizer's step writes the parameters at each replay, of which the host is not told.
+void count_writes(const Call& call) {
+  const bool captured = is_captured(call.first_spec->mesh.device());
+  for (const TensorArg& entry : call.tensors) {
+    if (!call.writes(entry) || !detail::is_dtensor(*entry.tensor)) continue;
+    detail::Meta& meta = detail::meta(*entry.tensor);
+    meta.count_write();
+    if (captured && meta.contract && meta.contract->gather_schedule) {
+      meta.contract->gather_schedule->expect_unseen_writes();
     }
   }
 }
@@ -164,13 +201,12 @@ bool run_foreach(const Call& call) {
   torch::jit::Stack local = local_stack(call, lists, *moves);
   const torch::jit::Stack given = local;
   call.first_spec->mesh.world().guard(call.traits.name, [&] {
+    check_fused(call, lists, local);
     const at::AutoDispatchBelowADInplaceOrView below;
     call.op.callBoxed(local);
   });
   write_back(call, lists, *moves, given);
-  for (const TensorArg& entry : call.tensors) {
-    if (call.writes(entry) && detail::is_dtensor(*entry.tensor)) detail::meta(*entry.tensor).count_write();
-  }
+  count_writes(call);
   for (std::size_t r = 0; r < local.size(); ++r) {
     c10::List<at::Tensor> wrapped;
     const List& list = lists[std::min(r, lists.size() - 1)];  // results in several lists are those of the arguments

@@ -7,6 +7,7 @@
 
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
+#include "tessera/mesh/device_type.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -70,9 +71,19 @@ at::Tensor GatherSchedule::gather(const std::string& path, const detail::Meta& v
 
 void GatherSchedule::Slot::mark(const at::Tensor& gathered) { made = StreamPoint::here(gathered.device()); }
 
+// Gathers the parameter for this use. What is on its way was started outside a capture, and is waited for there.
+at::Tensor GatherSchedule::use_alone(const Slot& slot, const detail::Meta& parameter, bool captured) {
+  if (!captured) ahead_.reset();
+  for (Slot& each : slots_) each.piece = at::Tensor();
+  return redistribute_local(parameter.local(), *parameter.spec, slot.whole);
+}
+
 // Returns the gathered piece, and starts what is expected next once nothing that was gathered ahead is left.
 at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter) {
   Slot& slot = slots_[index];
+  const bool captured = is_captured(parameter.local().device());
+  if (captured) unseen_writes_ = true;
+  if (unseen_writes_) return use_alone(slot, parameter, captured);
   learn(index, parameter);
   const auto held = [&] { return slot.piece.defined() && slot.values == values_of(parameter); };
   // A parameter that is neither held nor on its way was not expected: what is on its way may not be needed either.

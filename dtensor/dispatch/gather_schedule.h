@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -44,6 +45,10 @@ class GatherSchedule {
   // Adds a parameter, which must be a DTensor, under its contract's path.
   void add(const at::Tensor& parameter);
 
+  // From now on parameters may be written without a count, by the replays of a CUDA graph: none is gathered ahead, and
+  // none is kept. A parameter that is used while a graph is captured does the same.
+  void expect_unseen_writes() { unseen_writes_ = true; }
+
   // Any thread may call it; where it communicates, as collectives do, one at a time. Returns `view`, a parameter of
   // this schedule with the contract's path `path` or its transpose, redistributed to the placements of `whole`: a piece
   // of any strides. Returns an undefined tensor, without communication, for any other tensor, such as a part or a clone
@@ -79,11 +84,13 @@ class GatherSchedule {
   void learn(std::size_t index, const detail::Meta& parameter);
   void drop_old_pieces();
   at::Tensor use(std::size_t index, const detail::Meta& parameter);
+  at::Tensor use_alone(const Slot& slot, const detail::Meta& parameter, bool captured);
   void wait_for_ahead();
   void start_ahead();
   std::vector<std::size_t> expected_next() const;
 
   const GatherScheduleOptions options_;
+  std::atomic<bool> unseen_writes_{false};
   std::mutex mutex_;
   std::vector<Slot> slots_;
   std::map<std::string, std::size_t, std::less<>> by_path_;

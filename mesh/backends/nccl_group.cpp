@@ -13,12 +13,15 @@
 #include "tessera/mesh/core/within.h"
 
 #ifdef USE_C10D_NCCL
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <string>
 #include <string_view>
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/cuda/CUDAStream.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -72,13 +75,29 @@ BackendGroup wrap_nccl_group(c10::intrusive_ptr<c10d::Backend> backend) {
 
 bool built_with_nccl() { return true; }
 
+// The function is that of the library that LibTorch has loaded, so that programs need not find one more.
+bool cuda_stream_is_captured(c10::Device device) {
+  using Ask = cudaError_t(cudaStream_t, cudaStreamCaptureStatus*);
+  static auto* const ask = [] {
+    const std::string name = fmt::format("libcudart.so.{}", CUDART_VERSION / 1000);
+    void* const library = dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+    return library == nullptr ? nullptr : reinterpret_cast<Ask*>(dlsym(library, "cudaStreamIsCapturing"));
+  }();
+  if (ask == nullptr) return false;
+  const c10::DeviceGuard guard(device);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return ask(c10::cuda::getCurrentCUDAStream(device.index()), &status) == cudaSuccess &&
+         status != cudaStreamCaptureStatusNone;
+}
+
 namespace {
 
 // After an error, a timeout or a failed check on the device LibTorch's watchdog would end the process. With these
 // settings it aborts the communicator, at once, so that a host that waits for the GPU goes on, and the next collective
-// throws. What the user has set stays, except for a handling of "1", which ends the process too: torchrun sets it for
-// every job.
-void keep_the_process() {
+// throws. The last one keeps the GPU's work of several communicators in the order in which the host has queued it, on
+// each rank: else two GPUs could each begin with another one's, and wait for each other. What the user has set stays,
+// except for a handling of "1", which ends the process too: torchrun sets it for every job.
+void set_up_nccl() {
   constexpr const char* kHandling = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
   constexpr const char* kAbortOnly = "2";
   constexpr std::string_view kEndTheProcess = "1";
@@ -88,6 +107,7 @@ void keep_the_process() {
                                  "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "TORCH_NCCL_RETHROW_CUDA_ERRORS"}) {
     setenv(name, "0", /*overwrite=*/0);
   }
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
 }
 
 // The destructor of LibTorch's class aborts what the GPU has not done yet, and thereby what other ranks wait for. It
@@ -99,7 +119,25 @@ class NcclGroup final : public c10d::ProcessGroupNCCL, public OrderlyEnd {
         device_(device),
         limit_(request.timeout) {}
 
-  void drain() override { c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index()); }
+  // LibTorch makes a group of NCCL of the broadcasts, and leaves it open where one of them throws: nothing that this
+  // thread starts later would run.
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions& options) override {
+    const uint64_t open = ncclActiveGroupCounter_;
+    try {
+      return ProcessGroupNCCL::allgather(outputs, inputs, options);
+    } catch (...) {
+      if (ncclActiveGroupCounter_ > open) end_broadcasts();
+      throw;
+    }
+  }
+
+  // What a CUDA graph has started has no time limit of LibTorch's watchdog.
+  void drain() override {
+    within(limit_, "waiting for the GPU",
+           [device = device_] { c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index()); });
+  }
   // A shutdown that is late holds what an abort needs.
   void end() override {
     try {
@@ -116,6 +154,13 @@ class NcclGroup final : public c10d::ProcessGroupNCCL, public OrderlyEnd {
   }
 
  private:
+  void end_broadcasts() noexcept {
+    try {
+      groupEnd();
+    } catch (const std::exception& error) {
+      spdlog::debug("ending a group of NCCL's broadcasts: {}", error.what());
+    }
+  }
   c10::intrusive_ptr<NcclGroup> shared() { return c10::intrusive_ptr<NcclGroup>::unsafe_reclaim_from_nonowning(this); }
 
   const c10::Device device_;
@@ -125,8 +170,9 @@ class NcclGroup final : public c10d::ProcessGroupNCCL, public OrderlyEnd {
 }  // namespace
 
 BackendGroup make_nccl_group(const GroupRequest& request) {
-  keep_the_process();
-  auto options = c10d::ProcessGroupNCCL::Options::create();
+  set_up_nccl();
+  // Other streams of the process, such as those of files, come from another pool, and never are this group's.
+  auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = request.timeout;
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(request.device_index));
   const c10::DeviceGuard guard(device);  // this may be a thread of its own, where no device is set
@@ -148,6 +194,8 @@ BackendGroup make_nccl_group(const GroupRequest& request) {
 #else
 
 bool built_with_nccl() { return false; }
+
+bool cuda_stream_is_captured(c10::Device) { return false; }
 
 BackendGroup make_nccl_group(const GroupRequest&) {
   throw std::runtime_error(

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include "tessera/mesh/backends/backend_group.h"
@@ -8,6 +9,9 @@ namespace tessera {
 
 // Says whether this is a build for CUDA tensors: --config=cuda.
 bool built_with_nccl();
+
+// Says whether the current stream of a GPU is being captured in a CUDA graph. False in a build without CUDA.
+bool cuda_stream_is_captured(c10::Device device);
 
 // Makes a group for CUDA tensors, collectively over its members. Throws what NCCL throws, and std::runtime_error in a
 // build without NCCL or on a machine without a GPU.

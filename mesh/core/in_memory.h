@@ -20,6 +20,16 @@ inline bool is_in_memory(const at::Tensor& t) {
   return !t.key_set().has_any(kOutside);
 }
 
+// Says whether elements of equal index lie at equal places of the two memories. Strides of dimensions with one element
+// do not count.
+inline bool same_memory_order(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes()) return false;
+  for (int64_t d = 0; d < a.dim() && a.numel() > 0; ++d) {
+    if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
 namespace detail {
 at::Tensor written_out(const at::Tensor& t);
 }

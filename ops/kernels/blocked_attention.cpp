@@ -76,7 +76,7 @@ class Blockwise {
     return score_blocks(sizes_, options_.most > 0 ? options_.most : usual);
   }
 
-  // Keeps the scores of a call that is one block, which is faster than to compute and draw them again.
+  // Keeps the scores of a call that is one small block, which is faster than to compute and draw them again.
   at::Tensor forward(KeptScores& kept) const;
   tensor_list backward(const at::Tensor& gradient, const KeptScores& kept) const;
   tensor_list differentiable_backward(const at::Tensor& gradient) const;
@@ -177,7 +177,9 @@ at::Tensor Blockwise::forward(KeptScores& kept) const {
     const KeptScores of_block = {.softmax = softmax(rows_of(query_, b).mul(scale_), b), .drawn = draw(b)};
     const at::Tensor weights = of_block.softmax.mul(of_block.drawn);
     store(out, as_scores(at::bmm(as_product(weights, b), keys_of(value_, b)).div_(kept_probability()), b), b);
-    if (all.size() == 1) kept = of_block;
+    if (all.size() == 1 && of_block.softmax.numel() <= kMostOnHost) {
+      kept = {.softmax = of_block.softmax, .drawn = of_block.drawn.to(at::kBool)};
+    }
   }
   return out;
 }

@@ -49,6 +49,8 @@ std::optional<int64_t> classes_dim(const Call& call) {
   if (!mesh_of(call.logits).is_member()) return {};
   // The kernel has no formula for forward mode; the operators that LibTorch makes the loss of have.
   if (detail::has_tangent(call.logits) || (call.weighted() && detail::has_tangent(*call.weight))) return {};
+  // Nor has it one for the gradient of the weights.
+  if (call.weighted() && call.weight->requires_grad() && at::GradMode::is_enabled()) return {};
   if (!at::isIntegralType(call.target.scalar_type(), /*includeBool=*/false) || !may_join(call.target, call.logits))
     return {};
   if (call.weighted() && !may_join(*call.weight, call.logits)) return {};

@@ -40,6 +40,7 @@
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/device_checks.h"
 #include "tessera/ops/kernels/arguments.h"
 
 namespace tessera {
@@ -291,7 +292,20 @@ bool reduced_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// LibTorch's one_hot scatters ones into plain zeros. This one reads the smallest and the largest class as item() does.
+// Throws where a class is outside [0, num_classes). Where values are queued, the device checks its piece.
+void check_classes(const at::Tensor& self, int64_t num_classes) {
+  if (is_queued(self)) {
+    const at::Tensor inside = self.ge(0).logical_and_(self.lt(num_classes));
+    return check_on_device(to_local(inside), "one_hot: a class is outside [0, num_classes)");
+  }
+  const auto lowest = self.min().item<int64_t>();
+  const auto highest = self.max().item<int64_t>();
+  if (lowest >= 0 && highest < num_classes) return;
+  throw std::invalid_argument(
+      fmt::format("one_hot: class {} is outside [0, {})", lowest < 0 ? lowest : highest, num_classes));
+}
+
+// LibTorch's one_hot scatters ones into plain zeros. This one reads the classes as item() does, where it must.
 at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
   if (self.scalar_type() != at::kLong) {
     throw std::invalid_argument(
@@ -301,15 +315,8 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
     throw std::invalid_argument(
         "one_hot: a tensor without elements does not tell the number of classes; give num_classes");
   }
-  if (self.numel() > 0) {
-    const auto lowest = self.min().item<int64_t>();
-    const auto highest = self.max().item<int64_t>();
-    if (num_classes == -1) num_classes = highest + 1;
-    if (lowest < 0 || highest >= num_classes) {
-      throw std::invalid_argument(
-          fmt::format("one_hot: class {} is outside [0, {})", lowest < 0 ? lowest : highest, num_classes));
-    }
-  }
+  if (num_classes == -1) num_classes = self.max().item<int64_t>() + 1;
+  if (self.numel() > 0) check_classes(self, num_classes);
   const ImplicitReplication guard;
   return at::eq(self.unsqueeze(-1), at::arange(num_classes, self.options())).to(at::kLong);
 }

@@ -79,21 +79,36 @@ void embedding_dense_backward(const LocalCall& call, Stack& stack) {
                                              {weight.tile[0], weight.sizes[0]}, stack[3].toInt(), stack[4].toBool())});
 }
 
+// Returns the sum of the weights of those of `target` that count, in float32.
+at::Tensor counted_weight(const at::Tensor& target, const std::optional<at::Tensor>& weight, int64_t ignore_index) {
+  const at::Tensor counts = target.ne(ignore_index);
+  if (!weight || !weight->defined()) return counts.sum(at::kFloat);
+  const at::Tensor each = weight->to(at::kFloat).index_select(0, target.masked_fill(counts.logical_not(), 0).flatten());
+  return each.mul(counts.flatten()).sum();
+}
+
 // Runs nll_loss_forward(self, target, weight, reduction = mean, ignore_index) and nll_loss2d_forward on pieces of the
 // batch: divides the local sum by the global total weight. Runs one all_reduce of one number on each mesh dimension
-// that cuts the batch.
+// that cuts the batch. Sums of 16 bits overflow where means do not, so these are added in float32.
 void nll_loss_mean(const LocalCall& call, Stack& stack) {
-  constexpr int64_t kSum = 2;
-  const at::Tensor self = stack[0].toTensor();
+  constexpr int64_t kNone = 0, kSum = 2;
+  const at::Tensor self = stack[0].toTensor(), target = stack[1].toTensor();
   const auto weight = stack[2].toOptional<at::Tensor>();
+  const int64_t ignore_index = stack[4].toInt();
   const bool spatial = call.op.schema().name() == "aten::nll_loss2d_forward";
-  auto [loss, total] = spatial ? at::nll_loss2d_forward(self, stack[1].toTensor(), weight, kSum, stack[4].toInt())
-                               : at::nll_loss_forward(self, stack[1].toTensor(), weight, kSum, stack[4].toInt());
+  const bool half = self.scalar_type() == at::kHalf || self.scalar_type() == at::kBFloat16;
+  const int64_t reduction = half ? kNone : kSum;
+  auto [loss, total] = spatial ? at::nll_loss2d_forward(self, target, weight, reduction, ignore_index)
+                               : at::nll_loss_forward(self, target, weight, reduction, ignore_index);
+  if (half) {
+    loss = loss.sum(at::kFloat);
+    total = counted_weight(target, weight, ignore_index);
+  }
   const Spec& spec = *call.inputs[0];
   for (std::size_t i = 0; i < spec.placements.size(); ++i) {
     if (spec.placements[i].is_shard()) total = all_reduce(total, spec.mesh, static_cast<int64_t>(i), ReduceOp::kSum);
   }
-  stack.assign({loss / total, total});
+  stack.assign({(loss / total).to(self.scalar_type()), total.to(self.scalar_type())});
 }
 
 // Returns input 0 with the local sizes of the result, for operators that would misread the piece's sizes or strides:

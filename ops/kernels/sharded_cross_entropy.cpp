@@ -135,6 +135,9 @@ void check_tensors(const at::Tensor& logits, const at::Tensor& target, const Dev
         "classes "
         "together by gather_from_region and call torch::nn::functional::cross_entropy, or give it a DTensor");
   }
+  if (options.weight.defined() && options.weight.requires_grad() && at::GradMode::is_enabled()) {
+    refuse("the weights of classes ask for a gradient, which this kernel has no formula for; give it weight.detach()");
+  }
   check_device(logits, mesh, kName, "tensor of logits");
   check_device(target, mesh, kName, "target");
   check_device(options.weight, mesh, kName, "weight");

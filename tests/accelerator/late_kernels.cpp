@@ -5,6 +5,7 @@
 #include <array>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -243,6 +244,14 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
   return to;
 }
 
+// The stream finds the error, and whoever waits for it next.
+void assert_later(const at::Tensor& self, std::string_view text) {
+  current_late_stream(self.device()).give([self = for_later(self), text = std::string(text)] {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    at::_assert_async(self, text);
+  });
+}
+
 // Resizes an output that an operator has not been given in its size. Such a one has no elements to keep.
 const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat>) {
   c10::TensorImpl& impl = *self.unsafeGetTensorImpl();
@@ -264,6 +273,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("_copy_from", &copy_from);
+  m.impl("_assert_async.msg", &assert_later);
   m.impl("resize_", &resize);
 }
 

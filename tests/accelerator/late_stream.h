@@ -35,7 +35,7 @@ class LateStream {
 
   void give(std::function<void()> work);
   bool is_idle() const;
-  // Waits for all work that has been given, and throws the first error of any work until now.
+  // Waits for all work that has been given, and throws the first error of any work since the last drain.
   void drain();
   // From now on each piece of work takes at least this long.
   void take_at_least(std::chrono::microseconds time) { least_ = time; }

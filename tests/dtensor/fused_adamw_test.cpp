@@ -158,7 +158,44 @@ TESSERA_RANKS_TEST_CASE("FusedAdamW refuses the state of other parameters and of
   check_refused([&] { fused.take_state(two); }, "group 1 of the optimizer has other options than group 0");
 }
 
+TESSERA_RANKS_TEST_CASE("FusedAdamW pairs elements by their index, whatever the order of the gradient's memory",
+                        {1, 2}) {
+  const DeviceMesh mesh = init_device_mesh(device_name(), {world_size()}, {"tp"}, world());
+  const at::Tensor whole = sample({4, 6});
+  for (const bool spread_out : {false, true}) {
+    CAPTURE(spread_out);
+    const at::Tensor ours = spread_out ? leaf(whole, mesh, {Shard(1)}) : leaf(whole), plain = leaf(whole);
+    FusedAdamW fused({ours});
+    torch::optim::AdamW reference({plain});
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor gradient = sample({6, 4}, step).t();  // column-major, and row-major where it is a leaf's
+      plain.mutable_grad() = gradient.contiguous();
+      ours.mutable_grad() = spread_out ? spread(sample({6, 4}, step), mesh, {Shard(0)}).t() : gradient;
+      fused.step();
+      reference.step();
+    }
+    CHECK(close(spread_out ? full_tensor(ours.detach()) : ours.detach(), plain.detach(), 1e-6));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("LibTorch's fused operators refuse pieces in another memory order than the parameter's",
+                        {1, 2}) {
+  const DeviceMesh mesh = init_device_mesh(device_name(), {world_size()}, {"tp"}, world());
+  const at::Tensor p = spread(sample({4, 6}), mesh, {Shard(1)}).contiguous(),
+                   other = spread(sample({6, 4}), mesh, {Shard(0)}).t();
+  const at::Tensor moment = at::zeros_like(p), square = at::zeros_like(p), steps = at::ones({}, on(at::kFloat));
+  const auto step = [&](const at::Tensor& gradient) {
+    at::_fused_adamw_({p}, {gradient}, {moment}, {square}, {}, {steps}, 1e-3, 0.9, 0.999, 0.01, 1e-8, false, false);
+  };
+  CHECK_NOTHROW(step(at::ones_like(p)));
+  const at::Tensor before = to_local(p).clone();
+  check_refused([&] { step(other); }, "piece 0 of grads has strides [");
+  CHECK(same(to_local(p), before));  // other ranks may have no such piece, so that the job has failed
+}
+
 TESSERA_RANKS_TEST_CASE("FusedAdamW refuses what it cannot update", {1, 2}) {
+  const at::Tensor columns = at::zeros({4, 4}, on(at::kDouble)).slice(1, 0, 2).requires_grad_();
+  check_refused([&] { FusedAdamW({columns}); }, "the memory of parameter 0, of strides [4, 1], has gaps or overlaps");
   const at::Tensor x = leaf(sample({3}));
   check_refused([&] { FusedAdamW({x, x}); }, "parameter 1 is listed twice; list it once");
   check_refused([&] { FusedAdamW({at::Tensor()}); }, "parameter 0 is undefined");

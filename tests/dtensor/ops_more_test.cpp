@@ -196,6 +196,21 @@ TESSERA_RANKS_TEST_CASE("decisions and terms that look alike and are not", {1, 2
   CHECK(
       close(full_tensor(pieces.slice(1, 0, 1).slice(0, 0, 8).norm()), many.slice(1, 0, 1).slice(0, 0, 8).norm(), 1e-2));
 
+  // Neither the sum of these losses nor, of 70,000, the number of them is a float16.
+  for (const bool weighted : {false, true}) {
+    for (const int64_t ignored : {-100, 1}) {
+      const at::Tensor scores = at::full({70'000, 3}, -11.0, on(at::kHalf));
+      const at::Tensor target = at::arange(70'000, on(at::kLong)).remainder(3);
+      const std::optional<at::Tensor> weight =
+          weighted ? std::make_optional(at::tensor({1.0, 0.5, 2.0}, on(at::kFloat)).to(at::kHalf)) : std::nullopt;
+      const std::optional<at::Tensor> of_pieces =
+          weighted ? std::make_optional(spread(*weight, mesh, {R})) : std::nullopt;
+      const at::Tensor loss =
+          at::nll_loss(spread(scores, mesh, {S0}), spread(target, mesh, {S0}), of_pieces, at::Reduction::Mean, ignored);
+      CHECK(close(full_tensor(loss), at::full({}, 11.0, on(at::kHalf)), 1e-2));
+    }
+  }
+
   CHECK(same(full_tensor(at::sum(spread(x, mesh, {S0}), at::kBool)), at::sum(x, at::kBool)));
   CHECK(spread(at::zeros({0, 3}, on(at::kFloat)), mesh, {R}).unbind(0).empty());
   at::Tensor out = spread(at::zeros({6}, on(at::kDouble)), mesh, {P});

@@ -136,6 +136,16 @@ TEST_CASE("the threads of a draw make together what the host makes") {
   }
 }
 
+TEST_CASE("an exponential number is positive in every dtype") {
+  const gpu::PhiloxWords most = {~0U, ~0U, ~0U, ~0U};  // make the number nearest to 1, whose logarithm is nearest to 0
+  CHECK(static_cast<double>(gpu::Exponential<at::Half>(3)(most, 0, 0)) == 0x1p-24);
+  CHECK(static_cast<double>(gpu::Exponential<at::BFloat16>(1e25)(most, 0, 0)) == 0x1p-133);
+  CHECK(static_cast<double>(gpu::Exponential<float>(1e30)(most, 0, 0)) == 0x1p-149);
+  CHECK(gpu::Exponential<double>(1e308)(most, 0, 0) > 0);
+  CHECK(gpu::Exponential<float>(3)(most, 0, 0) < 1e-15);
+  CHECK(gpu::Exponential<float>(std::numeric_limits<double>::infinity())(most, 0, 0) == 0);
+}
+
 TEST_CASE("the bound of an event decides as its probability does") {
   for (const double p : {0.0, -1.0, 1.0, 2.0, 0.5, 0.3, 1e-10, 0x1p-32, 0x1.8p-32, 1 - 0x1p-32, 1 - 0x1p-33, 5e-324}) {
     CAPTURE(p);

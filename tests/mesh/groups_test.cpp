@@ -58,16 +58,21 @@ class LateStore : public c10d::PrefixStore {
   bool one_is_done_ = false;
 };
 
-// Notes how it is ended.
+// Notes how it is ended. What it throws from drain() has the text `error`, if that is not empty.
 class NotedEnd : public c10d::Backend, public OrderlyEnd {
  public:
-  NotedEnd(int rank, int size, std::string& note) : Backend(rank, size), note_(note) {}
+  NotedEnd(int rank, int size, std::string& note, std::string error = {})
+      : Backend(rank, size), note_(note), error_(std::move(error)) {}
   const std::string getBackendName() const override { return "noted"; }
-  void drain() override { note_ += "drain "; }
+  void drain() override {
+    note_ += "drain ";
+    if (!error_.empty()) throw std::runtime_error(error_);
+  }
   void end() override { note_ += "end "; }
 
  private:
   std::string& note_;
+  const std::string error_;
 };
 
 // Has a barrier that calls a function and waits for nothing.
@@ -104,18 +109,27 @@ std::shared_ptr<World> aborting_world(const std::string& place, const std::optio
   });
 }
 
-// Returns what is noted of the groups of a world that ends after `body`.
-std::string end_of_world(const std::string& place, const std::function<void(World&)>& body) {
+// Returns what is noted of the groups of a world that ends after `body`. Their drain() throws `error`.
+std::string end_of_world(const std::string& place, const std::function<void(World&)>& body,
+                         const std::string& error = {}) {
   std::string note;
   {
-    const std::shared_ptr<World> own = own_world(place, [&note](const GroupRequest& request) {
-      return BackendGroup{c10::make_intrusive<NotedEnd>(request.rank, request.size, note),
+    const std::shared_ptr<World> own = own_world(place, [&](const GroupRequest& request) {
+      return BackendGroup{c10::make_intrusive<NotedEnd>(request.rank, request.size, note, error),
                           [&note] { note += "close "; }};
     });
     init_device_mesh("cpu", {world()->size()}, {"tp"}, own).group("tp");
     body(*own);
   }
   return note;
+}
+
+// Calls check_alive, which throws once a rank has failed, for at most ten seconds.
+void check_alive_for_a_while(const World& own) {
+  for (int i = 0; i < 1000; ++i) {
+    own.check_alive();
+    std::this_thread::sleep_for(10ms);
+  }
 }
 
 // Returns a group of all ranks that notes how it is ended.
@@ -262,6 +276,23 @@ TESSERA_RANKS_TEST_CASE("a world that ends without a failure ends its groups in 
     own.fail("loss", "not a number");
   };
   CHECK(end_of_world("failed", fail) == "close ");
+}
+
+TESSERA_RANKS_TEST_CASE("an error of a rank's own device at the end of its world fails the job", {2}) {
+  const std::string text = "CUDA error: device-side assert triggered";
+  const DeviceMesh all = init_device_mesh("cpu", {2}, {"tp"}, world());
+  const auto both_have_groups = [&](World&) { sum_of_ranks(all, 0); };
+  const auto learns_of_it = [&](World& own) {
+    sum_of_ranks(all, 0);
+    check_refused<std::runtime_error>([&] { check_alive_for_a_while(own); },
+                                      "rank 0 failed in the end of its world: " + text);
+  };
+  if (world()->rank() == 0) {
+    CHECK(end_of_world("own error", both_have_groups, text) == "drain close ");
+  } else {
+    CHECK(end_of_world("own error", learns_of_it) == "close ");
+  }
+  CHECK(end_of_world("error of a peer", both_have_groups, "Connection closed by peer") == "drain end ");
 }
 
 TESSERA_RANKS_TEST_CASE("a group ends when another one takes its place, and not when it is adopted itself", {2}) {

@@ -256,6 +256,7 @@ TEST_CASE("a rank that gets no memory says so, and takes no peer for lost") {
   CHECK(decode_failure(options.store->get_to_str("tessera/failure"))->kind == Failure::Kind::kError);
   CHECK(is_own_error(std::bad_alloc()));
   CHECK(is_own_error("Caught in a backend: std::bad_alloc"));
+  CHECK(is_own_error("NCCL error: unhandled cuda error: Cuda failure 2 'out of memory'"));
   CHECK_FALSE(is_own_error(std::runtime_error("Connection closed by peer")));
 }
 

@@ -12,6 +12,9 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/core/contract.h"
+#include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
@@ -186,6 +189,37 @@ TEST_CASE("a clone, a written parameter and a parameter given new values are gat
         CHECK(used(weight).equal(at::full({6, 6}, 5.0, on(at::kDouble))));
         CHECK(used(weight * 2).equal(at::full({6, 6}, 10.0, on(at::kDouble))));
         CHECK(used(weight).equal(at::full({6, 6}, 5.0, on(at::kDouble))));
+      }
+    }
+  });
+}
+
+TEST_CASE("parameters that a graph's replays may write are gathered at each use") {
+  (void)cases();
+  run_in_process(2, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
+    for (const int64_t number : {2, 3}) {
+      CAPTURE(number);
+      torch::nn::Linear linear(6, 6);
+      linear->to(device(), at::kDouble);
+      parallelize_module(linear, mesh, {}, stage(number));
+      const torch::NoGradGuard no_grad;
+      const at::Tensor x = from_local(at::eye(6, on(at::kDouble)), mesh, {Replicate(), Replicate()});
+      const auto used = [&] { return full_tensor(at::matmul(x, linear->weight.t())); };
+      const auto filled = [](double value) { return at::full({6, 6}, value, on(at::kDouble)); };
+      linear->weight.fill_(1);
+      for (int i = 0; i < 6; ++i) CHECK(used().equal(filled(1)));
+      tessera::detail::meta(linear->weight).contract->gather_schedule->expect_unseen_writes();
+      // As a replay, a tensor made of the same memory is written without a count.
+      const at::Tensor piece = to_local(linear->weight.detach());
+      const at::Tensor same_memory = at::empty({0}, on(at::kDouble)).set_(piece.storage(), 0, piece.sizes());
+      CommCounter counter(mesh);
+      for (int i = 2; i < 6; ++i) {
+        CAPTURE(i);
+        same_memory.fill_(i);
+        counter.reset();
+        CHECK(used().equal(filled(i)));
+        CHECK(counter.count("all_gather") == 1);
       }
     }
   });

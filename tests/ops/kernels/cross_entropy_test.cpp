@@ -14,6 +14,7 @@
 #include "tessera/layers/parallel_dim.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/dtensor/whole_value.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -138,6 +139,27 @@ TESSERA_RANKS_TEST_CASE("targets of narrow dtypes, DTensors as targets, float32 
   CHECK(close(full_tensor(half).to(at::kDouble), want, 1e-3));
   const c10::InferenceMode inference;
   CHECK(close(full_tensor(options(spread(value, mesh, {Shard(1)}), target)), want));
+}
+
+TESSERA_RANKS_TEST_CASE("weights of classes that ask for a gradient have one, or are refused as by LibTorch", {1, 2}) {
+  const DeviceMesh mesh = init_device_mesh(device_name(), {world_size()}, {"tp"}, world());
+  const at::Tensor logits = sample({5, 6}), target = target_of(logits);
+  for (const double smoothing : {0.0, 0.1}) {
+    CAPTURE(smoothing);
+    const auto outcome = [&](const at::Tensor& x, const at::Tensor& labels, const at::Tensor& weight) {
+      try {
+        at::cross_entropy_loss(x, labels, weight, at::Reduction::Sum, -100, smoothing).backward();
+        return weight.grad().defined() ? whole_value(weight.grad()) : at::Tensor();
+      } catch (const std::exception&) {
+        return at::Tensor();
+      }
+    };
+    const at::Tensor want = outcome(leaf(logits), target, leaf(sample({6}, 2).abs()));
+    const at::Tensor got = outcome(leaf(logits, mesh, {Shard(1)}), spread(target, mesh, {Replicate()}),
+                                   leaf(sample({6}, 2).abs(), mesh, {Replicate()}));
+    REQUIRE(got.defined() == want.defined());
+    if (want.defined()) CHECK(close(got, want));
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("Strict refuses the operator, and allows what is named after its communication", {2}) {

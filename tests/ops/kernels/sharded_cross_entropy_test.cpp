@@ -254,6 +254,7 @@ TESSERA_RANKS_TEST_CASE("one_rank_errors: a target that is no class is an error 
   refused(logits, zeros, "label_smoothing -0.1 is outside [0, 1]", {.label_smoothing = -0.1});
   refused(logits, zeros, "label_smoothing nan", {.label_smoothing = std::nan("")});
   refused(logits, zeros, "it has one number per class", {.weight = at::ones({3})});
+  refused(logits, zeros, "give it weight.detach()", {.weight = at::ones({4 * mesh.size()}).requires_grad_()});
   refused(from_local(logits, mesh, {Shard(1)}), zeros, "cross_entropy takes it as it is");
   {
     const ForwardLevel level;
