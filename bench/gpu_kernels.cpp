@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "tessera/bench/gpu_compare.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/redistribute/copies.h"
 #include "tessera/dtensor/redistribute/region.h"
 #include "tessera/mesh/device_mesh.h"
@@ -74,6 +75,26 @@ void measure_embedding(const Bench& bench) {
       plain);
 }
 
+// Measures attention with dropout, forward and backward, whose draws do not depend on the mesh, beside LibTorch's own,
+// which is flash attention on a GPU.
+void measure_attention(const Bench& bench) {
+  constexpr double kDropped = 0.1;
+  const std::vector<int64_t> sizes = {2, 16, bench.sized(4096), 64};
+  std::vector<at::Tensor> plain, ours;
+  for (int i = 0; i < 3; ++i) {
+    plain.push_back(at::randn(sizes, bench.options(at::kBFloat16)).requires_grad_());
+    ours.push_back(from_local(plain.back().detach().clone(), bench.mesh, {Replicate()}).detach().requires_grad_());
+  }
+  const auto step = [](const std::vector<at::Tensor>& x) {
+    at::scaled_dot_product_attention(x[0], x[1], x[2], {}, kDropped).backward(at::ones_like(x[0]));
+    for (const at::Tensor& each : x) each.mutable_grad().reset();
+  };
+  // Forward reads three and writes one, backward reads five and writes three.
+  bench.row(
+      fmt::format("attention with dropout {}", fmt::join(sizes, " x ")), 12 * plain[0].numel() * 2, [&] { step(ours); },
+      [&] { step(plain); });
+}
+
 // Packs 256 MiB, a tensor's columns for eight ranks, by one launch or by eight copies.
 void measure_packing(const Bench& bench) {
   constexpr int64_t kRanks = 8, kColumns = 4096;
@@ -117,6 +138,7 @@ void measure_kernels(const std::string& device, int rounds) {
   fmt::print("{:<44}{:>12}{:>12}{:>9}{:>12}\n", "kernels, bfloat16", "ours, us", "plain, us", "ratio", "limit, us");
   for (const int64_t classes : {16032, 128256}) measure_cross_entropy(bench, bench.sized(classes));
   measure_embedding(bench);
+  measure_attention(bench);
   measure_packing(bench);
 }
 

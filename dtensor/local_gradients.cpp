@@ -109,6 +109,7 @@ std::vector<std::vector<at::Tensor>> alike(const std::vector<LocalGradient>& gra
     if (each.piece.numel() > 0) groups[{device.type(), device.index(), each.piece.scalar_type()}].push_back(each.piece);
   }
   std::vector<std::vector<at::Tensor>> out;
+  out.reserve(groups.size());
   for (auto& [key, group] : groups) out.push_back(std::move(group));
   return out;
 }

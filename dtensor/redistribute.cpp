@@ -343,8 +343,8 @@ at::Tensor detail::redistribute_shared(const at::Tensor& dtensor, const Placemen
   if (!is_recorded(dtensor) || has_tangent(dtensor)) return redistribute_to_read(dtensor, placements);
   check_current(dtensor, "redistribute");
   const Placements to = normalize(placements, mesh_of(dtensor).mesh(), dtensor.dim(), "redistribute");
-  if (const at::Tensor there = shared_before(dtensor, to); there.defined()) return there;
-  const at::Tensor result = redistribute_to_read(dtensor, to);
+  if (at::Tensor there = shared_before(dtensor, to); there.defined()) return there;
+  at::Tensor result = redistribute_to_read(dtensor, to);
   Meta& of = meta(dtensor);
   if (!result.is_same(dtensor)) {
     of.shared = SharedRedistribution{

@@ -75,6 +75,7 @@ std::string holders_text(const std::vector<const RankTile*>& holders, const Plac
   }
   if (pending.empty()) return ranks_text(all);
   std::vector<std::string> texts;
+  texts.reserve(copies.size());
   for (const auto& [copy, ranks] : copies) texts.push_back(fmt::format("{}({})", pending, ranks_text(ranks)));
   return fmt::format("{}", fmt::join(texts, ", "));
 }

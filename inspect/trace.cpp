@@ -70,6 +70,7 @@ std::vector<int64_t> clock_offsets(const DeviceMesh& mesh) {
   std::vector<std::vector<BarrierTimes>> times(static_cast<std::size_t>(mesh.size()));
   for (std::size_t i = 0; i < all.size(); i += 2) times[i / mine.size()].push_back({all[i], all[i + 1]});
   std::vector<int64_t> out;
+  out.reserve(times.size());
   for (const auto& each : times) out.push_back(clock_offset(times.front(), each));
   return out;
 }

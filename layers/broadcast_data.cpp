@@ -92,6 +92,7 @@ Data broadcast_data(const std::vector<std::string>& keys, const Data& data, at::
             if (!first) return;
             check_data(keys, data, datatype);
             std::vector<at::Tensor> flat;
+            flat.reserve(keys.size());
             for (const std::string& key : keys) mine.push_back(data.at(key).detach().to(mesh.device()));
             for (const at::Tensor& t : mine) flat.push_back(t.reshape({-1}));
             if (!flat.empty()) given = at::cat(flat);

@@ -38,7 +38,7 @@ constexpr std::array kNames = {
 };
 
 // The ends are two hundred standard deviations away, so no number has to be drawn again.
-void truncated_normal_(at::Tensor weight, double deviation, double end) {
+void truncated_normal_(const at::Tensor& weight, double deviation, double end) {
   weight.normal_(0, deviation).clamp_(-end, end);
 }
 

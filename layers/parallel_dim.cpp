@@ -279,6 +279,7 @@ at::Tensor register_parallel_dim(const at::Tensor& t, ParallelDim dim, const Dev
 std::vector<at::Tensor> register_parallel_dim(const std::vector<at::Tensor>& list, ParallelDim dim,
                                               const DeviceMesh& mesh) {
   std::vector<at::Tensor> out;
+  out.reserve(list.size());
   for (const at::Tensor& t : list) out.push_back(register_parallel_dim(t, dim, mesh));
   return out;
 }

@@ -35,10 +35,10 @@ Interval vocab_range_from_per_partition_vocab_size(int64_t per_partition_vocab_s
 
 Interval vocab_range_from_global_vocab_size(int64_t global_vocab_size, int64_t rank, int64_t world_size,
                                             bool allow_uneven) {
-  constexpr std::string_view who = "vocab_range_from_global_vocab_size";
-  check(global_vocab_size, rank, world_size, who);
+  constexpr std::string_view kWho = "vocab_range_from_global_vocab_size";
+  check(global_vocab_size, rank, world_size, kWho);
   if (allow_uneven) return chunk_range(global_vocab_size, world_size, rank);
-  return vocab_range_from_per_partition_vocab_size(divide(global_vocab_size, world_size, who), rank, world_size);
+  return vocab_range_from_per_partition_vocab_size(divide(global_vocab_size, world_size, kWho), rank, world_size);
 }
 
 }  // namespace tessera

@@ -251,6 +251,7 @@ DeviceMesh DeviceMesh::merged(const std::vector<int64_t>& mesh_dims) const {
   if (const DeviceMesh* const found = impl_->merged.find(mesh_dims)) return *found;
   Mesh merged = mesh().merged(mesh_dims, impl_->through());
   std::vector<GroupOptions> of_dims;
+  of_dims.reserve(mesh_dims.size());
   for (const int64_t mesh_dim : mesh_dims) of_dims.push_back(group_options(mesh_dim));
   const MeshDimOptions options = {{merged.mesh_dim_name(0), shared_group_options(of_dims)}};
   DeviceMesh made(world_ptr(), device_type(), std::move(merged), options);

@@ -14,6 +14,7 @@ namespace {
 
 std::vector<GroupOptions> options_of(const DeviceMesh& mesh, const std::vector<int64_t>& mesh_dims) {
   std::vector<GroupOptions> options;
+  options.reserve(mesh_dims.size());
   for (const int64_t d : mesh_dims) options.push_back(mesh.group_options(d));
   return options;
 }

@@ -191,7 +191,7 @@ std::string job_id_of(const EnvironmentVariables& variables, const std::string& 
 }
 
 std::string job_key_of(const EnvironmentVariables& variables, const std::string& launcher) {
-  if (const std::string given = listed(variables, {"TESSERA_JOB"}); !given.empty()) return given;
+  if (std::string given = listed(variables, {"TESSERA_JOB"}); !given.empty()) return given;
   if (launcher == "torchrun") return listed(variables, {"TORCHELASTIC_RUN_ID"});
   if (launcher == "Open MPI") return listed(variables, {"PMIX_NAMESPACE"});
   if (launcher == "Slurm") return job_id_of(variables, launcher);

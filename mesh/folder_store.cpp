@@ -181,7 +181,7 @@ std::optional<std::string> FolderStore::write_into_reserve(const std::string& co
 
 // Returns the name of a new file, which is no key's yet.
 std::string FolderStore::write_file(const std::string& key, const std::string& content) {
-  const std::string name = new_name();
+  std::string name = new_name();
   int reason = 0;
   {
     const Descriptor file(::openat(folder_.descriptor(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
@@ -216,7 +216,7 @@ FolderStore::Value FolderStore::read(const std::string& key, int64_t version) co
   if (file.get() < 0) fail(fmt::format("cannot read '{}'", key), errno);
   std::string content;
   char part[4096];
-  for (ssize_t count; (count = ::read(file.get(), part, sizeof(part))) != 0;) {
+  for (ssize_t count = 0; (count = ::read(file.get(), part, sizeof(part))) != 0;) {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail(fmt::format("cannot read '{}'", key), errno);
     content.append(part, static_cast<std::size_t>(count));
@@ -232,7 +232,7 @@ std::optional<FolderStore::Value> FolderStore::update(
   if (!is_vital_ || !is_vital_(key)) need_reserves();
   while (true) {
     const int64_t version = newest_version(key);
-    const std::optional<Value> wanted = value_of(read(key, version));
+    std::optional<Value> wanted = value_of(read(key, version));
     if (!wanted) return wanted;
     const std::string name = write_file(key, encode(key, *wanted));
     const int reason = give_name(folder_.descriptor(), name, file_of(key, version + 1));

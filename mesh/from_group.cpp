@@ -55,7 +55,7 @@ void check_group(const DeviceMesh& mesh, int64_t mesh_dim, const Group& group) {
 DeviceMesh DeviceMesh::from_group(const std::vector<Group>& groups, const std::string& device, const Mesh& mesh,
                                   std::shared_ptr<World> world) {
   if (!world) world = World::from_environment();
-  const DeviceMesh made(std::move(world), parse_device("from_group", device), mesh);
+  DeviceMesh made(std::move(world), parse_device("from_group", device), mesh);
   if (static_cast<int64_t>(groups.size()) != mesh.ndim()) {
     throw std::invalid_argument(
         fmt::format("from_group: {} groups for the {} mesh dimensions of mesh {}; give one each", groups.size(),

@@ -242,7 +242,7 @@ c10::Device device_of_box(const WeightSlot& slot, const Checkpoint& checkpoint, 
 at::Tensor read_box(const WeightSlot& slot, const Checkpoint& checkpoint, c10::Device device) {
   const std::vector<WeightBlock>& blocks = slot.plan.blocks;
   if (blocks.size() == 1) return read_block(blocks.front(), checkpoint, device);
-  const at::Tensor box = at::empty(slot.plan.shape, at::TensorOptions().dtype(slot.target.scalar_type()));
+  at::Tensor box = at::empty(slot.plan.shape, at::TensorOptions().dtype(slot.target.scalar_type()));
   for (const WeightBlock& block : blocks) {
     at::Tensor part = box;
     for (std::size_t d = 0; d < block.box.sizes.size(); ++d) {

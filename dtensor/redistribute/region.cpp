@@ -176,7 +176,7 @@ at::Tensor Region::read(const at::Tensor& tensor) const {
     for (std::size_t d = 0; d < sizes_.size(); ++d) offset += begins_[d] * tensor.stride(static_cast<int64_t>(d));
     return as_view(tensor, sizes_, tensor.strides(), offset);
   }
-  const at::Tensor out = at::empty(sizes_, tensor.options());
+  at::Tensor out = at::empty(sizes_, tensor.options());
   pack(tensor, out, 0);
   return out;
 }

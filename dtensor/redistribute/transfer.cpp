@@ -38,7 +38,7 @@ int64_t sum_of(const Counts& counts) { return std::accumulate(counts.begin(), co
 
 // Packs the regions one after the other.
 at::Tensor pack_all(const std::vector<Region>& regions, const at::Tensor& tensor) {
-  const at::Tensor out = reused_empty({sum_of(counts_of(regions))}, tensor.options());
+  at::Tensor out = reused_empty({sum_of(counts_of(regions))}, tensor.options());
   Copies copies;
   int64_t offset = 0;
   for (const Region& region : regions) {

@@ -99,6 +99,7 @@ std::set<std::string> held_out_of(const std::set<std::string>& stems) {
     throw std::invalid_argument("--data: fewer than two files of text differ in their stems; one is to be held out");
   }
   std::vector<std::pair<std::string, std::string>> by_hash;
+  by_hash.reserve(stems.size());
   for (const std::string& stem : stems) by_hash.emplace_back(sha1(stem), stem);
   std::sort(by_hash.begin(), by_hash.end());
   std::set<std::string> out;
@@ -147,7 +148,7 @@ std::vector<std::string> shapes_of_lines(const std::string& text) {
 }
 
 std::string stem_of(const std::string& path, const std::set<std::string>& names) {
-  const std::string name = name_of(path);
+  std::string name = name_of(path);
   for (std::size_t end = name.find('_', 1); end != std::string::npos; end = name.find('_', end + 1)) {
     if (names.contains(name.substr(0, end))) return name.substr(0, end);
   }

@@ -190,7 +190,7 @@ StepResult Run::traced_step(int64_t step) {
   if (step != std::min(first_step_ + 1, options_.steps - 1)) return trainer_->step(*training_, *batches_, step);
   tessera::Recorder& recorder = mesh_.world().recorder();
   recorder.restart(recorder.capacity());  // the trace begins with this step
-  const StepResult result = trainer_->step(*training_, *batches_, step);
+  StepResult result = trainer_->step(*training_, *batches_, step);
   report_.collectives = tessera::to_string(tessera::collective_totals(recorder.records()));
   std::vector<tessera::Record> records = tessera::gather_records(mesh_);  // empty but on the first rank
   tessera::write_trace(mesh_, options_.run + "/trace.json");

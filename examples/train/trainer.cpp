@@ -230,7 +230,7 @@ StepResult Trainer::compute_gradients(const Windows& windows, const tessera::Glo
 }
 
 StepResult Trainer::step(const Windows& windows, const tessera::GlobalBatches& batches, int64_t step) {
-  const StepResult result = compute_gradients(windows, batches, step);
+  StepResult result = compute_gradients(windows, batches, step);
   if (!parts_->device.is_cuda()) check_finite(result, step);
   const PartOfStep optimizer(parts_->mesh, "optimizer");
   for (auto& group : parts_->optimizer->param_groups()) group.options().set_lr(result.learning_rate);

@@ -44,6 +44,7 @@ std::string describe(const std::vector<Buffer>& buffers) {
     return fmt::format("{} ({})", c10::toString(first.scalar_type()), fmt::join(first.sizes(), ", "));
   }
   std::vector<int64_t> counts;
+  counts.reserve(buffers.size());
   for (const Buffer& buffer : buffers) counts.push_back(buffer.count);
   return fmt::format("{} x [{}]", c10::toString(first.scalar_type()), fmt::join(counts, ", "));
 }

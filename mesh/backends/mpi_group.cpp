@@ -44,6 +44,7 @@ const T& only(const std::vector<T>& list, const char* op) {
 // Returns how many of `elements` each rank reduces: equal numbers, but the first ranks may have one more.
 std::vector<int64_t> shares(int64_t elements, int size) {
   std::vector<int64_t> counts;
+  counts.reserve(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) counts.push_back(elements / size + (rank < elements % size ? 1 : 0));
   return counts;
 }

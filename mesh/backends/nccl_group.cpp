@@ -65,7 +65,7 @@ bool tells_errors(c10d::Backend& backend) {
 
 }  // namespace
 
-BackendGroup wrap_nccl_group(c10::intrusive_ptr<c10d::Backend> backend) {
+BackendGroup wrap_nccl_group(c10::intrusive_ptr<c10d::Backend> backend) {  // NOLINT: its copies live on
   BackendGroup group{.backend = backend, .close = [backend] { abort_in_time(backend); }, .closes_while_busy = true};
   if (tells_errors(*backend)) group.aborted = [backend] { return cause_of_abort(*backend); };
   return group;

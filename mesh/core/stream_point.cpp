@@ -28,6 +28,7 @@ void StreamPoint::wait() const {
 
 void StreamPoint::keep(const at::Tensor& tensor) const {
   if (!mark_ || !tensor.defined() || !tensor.has_storage()) return;
+  if (tensor.device().type() != mark_->stream.device_type()) return;  // it is on its way through the host's memory
   const c10::impl::VirtualGuardImpl guard(mark_->stream.device_type());
   const c10::Stream mine = guard.getStream(mark_->stream.device());
   if (mine != mark_->stream) guard.recordDataPtrOnStream(tensor.storage().data_ptr(), mine);

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <utility>
 
@@ -41,6 +42,12 @@ struct LateEvent {
 
 const std::shared_ptr<Flag>& flag_of(void* event) { return static_cast<LateEvent*>(event)->flag; }
 
+// Returns how many devices this process sees: TESSERA_TEST_LATE_DEVICES, as CUDA_VISIBLE_DEVICES says it of GPUs.
+DeviceIndex visible_devices() {
+  const char* const given = std::getenv("TESSERA_TEST_LATE_DEVICES");
+  return given == nullptr ? kDevices : static_cast<DeviceIndex>(std::atoi(given));
+}
+
 struct LateGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kAccelerator; }
   Device exchangeDevice(Device device) const override {
@@ -51,7 +58,7 @@ struct LateGuard final : c10::impl::DeviceGuardImplInterface {
   Device getDevice() const override { return {kAccelerator, here().device}; }
   void setDevice(Device device) const override { here().device = device.index(); }
   void uncheckedSetDevice(Device device) const noexcept override { here().device = device.index(); }
-  DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  DeviceIndex deviceCount() const noexcept override { return visible_devices(); }
 
   Stream getStream(Device device) const override {
     const Device known(kAccelerator, device.has_index() ? device.index() : here().device);
@@ -96,7 +103,7 @@ struct LateHooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return kDevices; }
+  DeviceIndex deviceCount() const override { return visible_devices(); }
   DeviceIndex getCurrentDevice() const override { return here().device; }
   void setCurrentDevice(DeviceIndex device) const override { here().device = device; }
   DeviceIndex exchangeDevice(DeviceIndex device) const override { return std::exchange(here().device, device); }

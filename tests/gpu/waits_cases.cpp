@@ -58,6 +58,23 @@ std::string waits_of(const std::function<void(const Enter& enter)>& step) {
 
 }  // namespace
 
+TESSERA_RANKS_TEST_CASE("what waits for the GPU is counted, with the operator that did", {1}) {
+  const at::Tensor x = at::ones({3}, on(at::kFloat));
+  const std::string waited = waits_of([&](const Enter& enter) {
+    enter("item");
+    (void)x.sum().item<float>();
+    enter("a copy to the host");
+    (void)x.cpu();
+    enter("nothing");
+    (void)(x + 1);
+  });
+  CAPTURE(waited);
+  CHECK(waited.find("item:\n") != std::string::npos);
+  CHECK(waited.find("aten::_local_scalar_dense") != std::string::npos);
+  CHECK(waited.find("a copy to the host:\n") != std::string::npos);
+  CHECK(waited.find("nothing:\n") == std::string::npos);
+}
+
 TESSERA_RANKS_TEST_CASE("nothing waits for the GPU in the tenth step of a block's training", {1}) {
   const DeviceMesh mesh = tp_line();
   Block block(64, 4, 128);
@@ -98,6 +115,8 @@ TESSERA_RANKS_TEST_CASE("nothing waits for the GPU in an embedding, dropout and 
     sharded_embedding(ids, plain, mesh, {.num_embeddings = 50}).sum().backward();
     enter("linear");
     const at::Tensor logits = at::matmul(y, table->weight.t());
+    enter("one_hot");
+    (void)at::one_hot(spread_ids, 50);
     enter("cross entropy");
     const at::Tensor loss = torch::nn::functional::cross_entropy(logits, spread_ids);
     enter("backward");
@@ -107,8 +126,10 @@ TESSERA_RANKS_TEST_CASE("nothing waits for the GPU in an embedding, dropout and 
   CHECK(waited == "");
 }
 
-// Compares `steps` replays of a graph that holds one step with as many eager steps, bit by bit.
-TESSERA_RANKS_TEST_CASE("a step of a block with dropout on one rank is captured in a CUDA graph", {1}) {
+namespace {
+
+// Compares 20 replays of a graph that holds one step with as many eager steps, bit by bit.
+void check_captured_step(bool clips) {
   const DeviceMesh mesh = tp_line();
   const auto make = [&] {
     Block block(64, 4, 128);
@@ -123,6 +144,7 @@ TESSERA_RANKS_TEST_CASE("a step of a block with dropout on one rank is captured 
   const auto step = [&](auto& tp, FusedAdamW& optimizer) {
     optimizer.zero_grad(/*set_to_none=*/false);
     at::dropout(tp(x), 0.1, true).square().mean().backward();
+    if (clips) clip_grad_norm_on_device_(tp->parameters(), 0.1);
     optimizer.step();
   };
   // Three steps of warm-up on a stream of their own, as a capture needs.
@@ -163,3 +185,11 @@ TESSERA_RANKS_TEST_CASE("a step of a block with dropout on one rank is captured 
     CHECK(to_local(want[i].detach()).equal(to_local(got[i].detach())));
   }
 }
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("a step of a block with dropout on one rank is captured in a CUDA graph", {1}) {
+  check_captured_step(/*clips=*/false);
+}
+
+TESSERA_RANKS_TEST_CASE("a captured step may clip its gradients", {1}) { check_captured_step(/*clips=*/true); }
