@@ -28,6 +28,7 @@ using Names = std::vector<std::string>;
 
 constexpr auto kWatchPeriod = std::chrono::milliseconds(200);
 constexpr auto kClosePeriod = std::chrono::milliseconds(10);
+constexpr auto kBackendIsLater = std::chrono::seconds(10);  // than its limit, at most
 
 // Returns the backends that make() has for tensors on `device`, the default first.
 Names backends_of(c10::DeviceType device, CpuBackend cpu_backend, bool gloo_for_cuda) {
@@ -283,6 +284,22 @@ bool GroupTable::close_all() noexcept {
   return !busy;
 }
 
+std::optional<Failure> GroupTable::find_late_call() const {
+  const std::chrono::milliseconds busy = options_.busy_for();
+  if (busy <= options_.timeout + kBackendIsLater) return std::nullopt;
+  std::chrono::milliseconds limit = options_.timeout;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, group] : groups_) limit = std::max(limit, key.options.timeout.value_or(limit));
+  }
+  if (busy <= limit + kBackendIsLater) return std::nullopt;
+  const std::string op = options_.busy_in();
+  return Failure{.kind = Failure::Kind::kTimeout,
+                 .rank = options_.rank,
+                 .where = op.empty() ? "a collective" : op,
+                 .text = fmt::format("the backend has not returned within its limit of {} ms", limit.count())};
+}
+
 void GroupTable::close_after_failure(const std::stop_token& stop) {
   std::mutex mutex;
   std::condition_variable_any wake;
@@ -292,7 +309,10 @@ void GroupTable::close_after_failure(const std::stop_token& stop) {
     if (stop.stop_requested()) return;
     bool is_new = false;
     if (!options_.board->failed()) {
-      const std::optional<Failure> found = options_.board->find();
+      std::optional<Failure> found = options_.board->find();
+      if (!found.has_value() && (found = find_late_call())) {
+        options_.board->publish(*found, kWatchPeriod);
+      }
       if (!found.has_value()) continue;
       options_.board->acknowledge(*found);
       is_new = true;

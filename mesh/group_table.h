@@ -25,7 +25,9 @@ namespace tessera {
 class OrderlyEnd;
 
 // Makes and keeps the process groups of one World. A watch thread checks a few times per second whether the job has
-// failed on another rank; if so it closes the groups, so that ranks that wait for this one stop waiting.
+// failed on another rank; if so it closes the groups, so that ranks that wait for this one stop waiting. It fails the
+// job itself where a call of a collective lasts longer than any group's limit: NCCL makes connections on the host when
+// a collective first needs them, and has no limit for that.
 //
 // Invariants:
 //   - A group is not closed while this rank is in a collective, unless BackendGroup::closes_while_busy. Gloo wakes a
@@ -47,8 +49,11 @@ class GroupTable {
     bool fake = false;
     CpuBackend cpu_backend = CpuBackend::kGloo;
     bool gloo_for_cuda = false;
-    MakeGroup make_group;              // when set, makes the groups instead of cpu_backend and NCCL
-    std::function<bool()> busy;        // returns whether another thread of this rank is in a collective
+    MakeGroup make_group;        // when set, makes the groups instead of cpu_backend and NCCL
+    std::function<bool()> busy;  // returns whether another thread of this rank is in a collective
+    // Return how long it has been in one call of it, and in which operator.
+    std::function<std::chrono::milliseconds()> busy_for = [] { return std::chrono::milliseconds::zero(); };
+    std::function<std::string()> busy_in = [] { return std::string(); };
     std::function<void()> on_failure;  // called by the watch when it has acknowledged a failure that it found
   };
   explicit GroupTable(Options options);
@@ -106,6 +111,7 @@ class GroupTable {
   std::string end_one(const BackendGroup& group, void (OrderlyEnd::*step)()) noexcept;
   void start_watch(const std::vector<int64_t>& ranks);
   void close_after_failure(const std::stop_token& stop);
+  std::optional<Failure> find_late_call() const;
 
   const Options options_;
   mutable std::mutex mutex_;  // guards groups_; never held while a group is made

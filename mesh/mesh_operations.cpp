@@ -16,6 +16,7 @@ namespace {
 
 std::string joined_name(const Mesh& mesh, const std::vector<int64_t>& mesh_dims) {
   std::vector<std::string> names;
+  names.reserve(mesh_dims.size());
   for (const int64_t d : mesh_dims) names.push_back(mesh.mesh_dim_name(d));
   return fmt::format("{}", fmt::join(names, "+"));
 }
@@ -60,6 +61,7 @@ void check_names(const Mesh& mesh, const std::vector<int64_t>& sizes, const std:
 
 std::string list_of(const std::vector<Mesh>& meshes) {
   std::vector<std::string> texts;
+  texts.reserve(meshes.size());
   for (const Mesh& mesh : meshes) texts.push_back(mesh.to_string());
   return fmt::format("{}", fmt::join(texts, " and "));
 }

@@ -91,20 +91,20 @@ Recorder::Group& Recorder::group_of(std::string_view mesh_dim, const std::vector
 }
 
 uint64_t Recorder::fill(const Filling& filling) {
-  constexpr auto release = std::memory_order_release;
+  constexpr auto kRelease = std::memory_order_release;
   const uint64_t sequence = next_.fetch_add(1, std::memory_order_relaxed);
   Slot& slot = slot_of(sequence);
   slot.stamp.store(0, std::memory_order_relaxed);
-  slot.end.store(0, release);
-  slot.waited_from.store(0, release);
-  slot.name.store(filling.name, release);
-  slot.path.store(filling.path, release);
-  slot.op.store(filling.op, release);
-  slot.group.store(filling.group, release);
-  slot.serial.store(filling.serial, release);
-  slot.bytes.store(filling.bytes, release);
-  slot.begin.store(c10::getApproximateTime(), release);
-  slot.stamp.store(stamp_of(sequence, filling.kind), release);
+  slot.end.store(0, kRelease);
+  slot.waited_from.store(0, kRelease);
+  slot.name.store(filling.name, kRelease);
+  slot.path.store(filling.path, kRelease);
+  slot.op.store(filling.op, kRelease);
+  slot.group.store(filling.group, kRelease);
+  slot.serial.store(filling.serial, kRelease);
+  slot.bytes.store(filling.bytes, kRelease);
+  slot.begin.store(c10::getApproximateTime(), kRelease);
+  slot.stamp.store(stamp_of(sequence, filling.kind), kRelease);
   return sequence;
 }
 
@@ -143,17 +143,17 @@ void Recorder::end(uint64_t sequence) {
 
 // Returns false where the record is not there: it was overwritten, or is being written.
 bool Recorder::read(uint64_t sequence, const std::function<int64_t(c10::approx_time_t)>& to_ns, Record& out) const {
-  constexpr auto acquire = std::memory_order_acquire;
+  constexpr auto kAcquire = std::memory_order_acquire;
   const Slot& slot = slot_of(sequence);
-  const uint64_t stamp = slot.stamp.load(acquire);
+  const uint64_t stamp = slot.stamp.load(kAcquire);
   if (stamp >> kKindBits != sequence) return false;
-  const uint64_t begin = slot.begin.load(acquire), end = slot.end.load(acquire);
-  const uint64_t waited_from = slot.waited_from.load(acquire);
-  const std::string* const name = slot.name.load(acquire);
-  const std::string* const path = slot.path.load(acquire);
-  const std::string* const op = slot.op.load(acquire);
-  const Group* const group = slot.group.load(acquire);
-  const int64_t serial = slot.serial.load(acquire), bytes = slot.bytes.load(acquire);
+  const uint64_t begin = slot.begin.load(kAcquire), end = slot.end.load(kAcquire);
+  const uint64_t waited_from = slot.waited_from.load(kAcquire);
+  const std::string* const name = slot.name.load(kAcquire);
+  const std::string* const path = slot.path.load(kAcquire);
+  const std::string* const op = slot.op.load(kAcquire);
+  const Group* const group = slot.group.load(kAcquire);
+  const int64_t serial = slot.serial.load(kAcquire), bytes = slot.bytes.load(kAcquire);
   if (slot.stamp.load(std::memory_order_relaxed) != stamp) return false;
   out = {.rank = rank_,
          .sequence = sequence,

@@ -108,7 +108,7 @@ Bytes SignedStore::get(const std::string& key) {
 SignedStore::Value SignedStore::update(const std::string& key, const std::function<Value(const Value&)>& value_of) {
   while (true) {
     const Bytes before = base_->check({key}) ? base_->get(key) : Bytes();
-    const Value there = value_in(key, before);
+    Value there = value_in(key, before);
     const Value wanted = value_of(there);
     if (!wanted) return there;
     const Bytes carried = sign(key, *wanted);

@@ -85,6 +85,7 @@ void World::Impl::keep_records(const Recorder& recorder, const std::string& fail
 
 void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
                                        const std::exception& error) const {
+  impl_->progress = std::chrono::steady_clock::time_point::max();
   FailureBoard& board = *impl_->board;
   const std::string own_text = error_text(error), shortage = board.what_is_lacking();
   const std::string library_text = own_text + (shortage.empty() ? "" : "; " + shortage);

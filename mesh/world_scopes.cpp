@@ -1,4 +1,5 @@
 // Implements to which operator and module a collective belongs, and that one thread at a time communicates.
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -54,6 +55,7 @@ World::Exclusive::Exclusive(World& world) : world_(world) {
         "order, so communicate from one thread, or give each thread a world of its own",
         world_.rank(), *world_.impl_->owner_op.load() == '\0' ? "a collective" : world_.impl_->owner_op.load()));
   }
+  world_.impl_->progress = std::chrono::steady_clock::now();
   if (world_.impl_->depth++ == 0) world_.impl_->owner_op = world_.current_op();
 }
 

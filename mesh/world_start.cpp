@@ -142,7 +142,7 @@ World::~World() {
 
 std::shared_ptr<World> World::create(WorldOptions options) {
   check_options(options);
-  const std::shared_ptr<World> world(new World(std::move(options)));
+  std::shared_ptr<World> world(new World(std::move(options)));
   world->start();
   return world;
 }

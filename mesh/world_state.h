@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -52,6 +53,8 @@ struct World::Impl {
                 .gloo_for_cuda = options.gloo_for_cuda,
                 .make_group = options.make_group,
                 .busy = [this] { return busy(); },
+                .busy_for = [this] { return busy_for(); },
+                .busy_in = [this] { return std::string(owner_op.load()); },
                 .on_failure = std::move(on_failure)}) {
     checks.enabled = options.checked;
   }
@@ -64,6 +67,11 @@ struct World::Impl {
   bool busy() const {
     const std::thread::id inside = owner.load();
     return inside != std::thread::id{} && inside != std::this_thread::get_id();
+  }
+  // Returns how long that thread has been in one call.
+  std::chrono::milliseconds busy_for() const {
+    if (!busy()) return std::chrono::milliseconds::zero();
+    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - progress.load());
   }
   // Returns the text of a call that finds that the job has failed before it does anything.
   std::string failed_text() const;
@@ -86,6 +94,9 @@ struct World::Impl {
   CheckState checks;
   std::shared_ptr<Observers> observers = std::make_shared<Observers>();
   std::atomic<std::thread::id> owner{};
+  // Is when the owner's thread entered the call that it is in; far ahead where the call is over and an error is
+  // studied.
+  std::atomic<std::chrono::steady_clock::time_point> progress{};
   std::atomic<const char*> owner_op{""};  // that thread's operator; a second thread names it in its error
   std::once_flag host_size_read;
   std::mutex records_mutex;   // guards records_kept, and is held while records are written

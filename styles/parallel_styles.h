@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "tessera/styles/style.h"
 
@@ -50,7 +51,7 @@ struct StyleLayouts {
 // Source of the layouts of all styles here: torch.distributed.tensor.parallel of PyTorch 2.11.
 class ColwiseParallel : public ParallelStyle {
  public:
-  explicit ColwiseParallel(StyleLayouts layouts = {}) : layouts_(layouts) {}
+  explicit ColwiseParallel(StyleLayouts layouts = {}) : layouts_(std::move(layouts)) {}
   void apply(ApplyContext& context) const override;
   std::string name() const override { return "ColwiseParallel"; }
   std::string to_string() const override;
@@ -68,7 +69,7 @@ class ColwiseParallel : public ParallelStyle {
 // reduce_scatter where output_layouts is a Shard. Throws as ColwiseParallel does, and on gather_input_again.
 class RowwiseParallel : public ParallelStyle {
  public:
-  explicit RowwiseParallel(StyleLayouts layouts = {}) : layouts_(layouts) {}
+  explicit RowwiseParallel(StyleLayouts layouts = {}) : layouts_(std::move(layouts)) {}
   void apply(ApplyContext& context) const override;
   std::string name() const override { return "RowwiseParallel"; }
   std::string to_string() const override;

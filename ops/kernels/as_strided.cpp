@@ -97,7 +97,7 @@ at::Tensor strided_view(const at::Tensor& self, at::IntArrayRef size, at::IntArr
     return self.unfold(-1, size.back(), *hop).narrow(-2, 0, size[size.size() - 2]);
   }
   check_same("aten::as_strided", self, size, stride, offset);
-  const at::Tensor view = at::alias(self);
+  at::Tensor view = at::alias(self);
   set_strides(view, stride);
   return view;
 }
@@ -126,7 +126,7 @@ bool boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   }
   return true;
 }
-[[maybe_unused]] const bool registered = register_decomposition("as_strided", boxed);
+[[maybe_unused]] const bool kRegistered = register_decomposition("as_strided", boxed);
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) {
   m.impl("as_strided", strided_view);

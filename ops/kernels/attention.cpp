@@ -246,11 +246,12 @@ std::tuple<at::Tensor, at::Tensor> native_attention(const at::Tensor& query, con
                                                     const Optional& mask, bool need_weights, bool average,
                                                     std::optional<int64_t> mask_type) {
   const std::vector<at::Tensor> weights = in_weight.chunk(3), biases = in_bias.chunk(3);
+  const int64_t head_dim = embed_dim / heads;
   const auto project = [&](const at::Tensor& x, std::size_t i) {
-    return at::linear(x, weights[i], biases[i]).unflatten(-1, {heads, embed_dim / heads}).transpose(1, 2);
+    return at::linear(x, weights[i], biases[i]).unflatten(-1, {heads, head_dim}).transpose(1, 2);
   };
   const at::Tensor q = project(query, 0), k = project(key, 1), v = project(value, 2);
-  at::Tensor scores = q.matmul(k.transpose(-2, -1)).div(std::sqrt(static_cast<double>(embed_dim / heads)));
+  at::Tensor scores = q.matmul(k.transpose(-2, -1)).div(std::sqrt(static_cast<double>(head_dim)));
   if (mask && mask->defined()) {
     const at::Tensor hidden = mask_type == 1 ? mask->unsqueeze(1).unsqueeze(1) : *mask;
     scores = scores.masked_fill(hidden.to(at::kBool), -std::numeric_limits<double>::infinity());
@@ -272,7 +273,8 @@ bool native_attention_boxed(const c10::OperatorHandle& op, torch::jit::Stack& st
   give(op, stack, torch::jit::Stack{std::move(out), std::move(weights)});
   return true;
 }
-[[maybe_unused]] const bool registered = register_decomposition("_native_multi_head_attention", native_attention_boxed);
+[[maybe_unused]] const bool kRegistered =
+    register_decomposition("_native_multi_head_attention", native_attention_boxed);
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { m.impl("_native_multi_head_attention", native_attention); }
 
 void register_composites(torch::Library& m) {

@@ -256,7 +256,7 @@ bool backward_without_training_argument(const c10::OperatorHandle& op, Stack& st
   return true;
 }
 
-[[maybe_unused]] const bool registered = [] {
+[[maybe_unused]] const bool kRegistered = [] {
   for (const char* name : {"native_batch_norm", "_native_batch_norm_legit"}) register_decomposition(name, forward);
   register_decomposition("native_batch_norm_backward", backward);
   for (const char* name : {"_batch_norm_with_update", "_batch_norm_no_update"}) {

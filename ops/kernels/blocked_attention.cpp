@@ -163,14 +163,14 @@ at::Tensor Blockwise::draw(const ScoreBlock& b) const {
   };
   const Tile tile = {select_part(spec.tile[0], b.items), select_part(spec.tile[1], b.heads),
                      select_part(spec.tile[2], b.rows), select_part(spec.tile[3], {0, b.keys})};
-  const at::Tensor out = at::empty({b.items.size(), b.heads.size(), b.rows.size(), b.keys}, like());
+  at::Tensor out = at::empty({b.items.size(), b.heads.size(), b.rows.size(), b.keys}, like());
   draw_bernoulli(out, DrawnPart(spec.sizes, tile), options_.key, kept_probability());
   return out;
 }
 
 at::Tensor Blockwise::forward(KeptScores& kept) const {
   const std::vector<int64_t> sizes = {sizes_.items, sizes_.heads, sizes_.rows, value_.size(3)};
-  const at::Tensor out = at::empty_strided(sizes, attention_strides(sizes, query_), query_.options());
+  at::Tensor out = at::empty_strided(sizes, attention_strides(sizes, query_), query_.options());
   if (sizes_.keys == 0) return out.zero_();
   const std::vector<ScoreBlock> all = blocks();
   for (const ScoreBlock& b : all) {
@@ -233,7 +233,7 @@ struct BlockedAttention : torch::autograd::Function<BlockedAttention> {
     const at::Tensor mask = given_mask.value_or(at::Tensor());
     saved<DroppedAttention>(ctx, "options") = options;
     KeptScores kept;
-    const at::Tensor out = Blockwise(query, key, value, mask, options).forward(kept);
+    at::Tensor out = Blockwise(query, key, value, mask, options).forward(kept);
     ctx->save_for_backward({query, key, value, mask, kept.softmax, kept.drawn});
     return out;
   }

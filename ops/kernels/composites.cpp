@@ -55,7 +55,7 @@ constexpr std::array kNames = {"allclose",
                                "_is_any_true",
                                "_unsafe_masked_index"};
 
-[[maybe_unused]] const bool registered = [] {
+[[maybe_unused]] const bool kRegistered = [] {
   for (const char* name : kNames) register_decomposition(name, as_written);
   return true;
 }();

@@ -410,7 +410,7 @@ bool in_inference(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-[[maybe_unused]] const bool registered =
+[[maybe_unused]] const bool kRegistered =
     register_decomposition("addmm", in_inference<kAddmm>, DecomposedCalls::kInInference) &&
     register_decomposition("embedding", in_inference<kEmbedding>, DecomposedCalls::kInInference) &&
     register_decomposition("add", add_in_inference, DecomposedCalls::kBesidePlainInInference);

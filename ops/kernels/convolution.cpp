@@ -113,8 +113,8 @@ void convolution_backward(const LocalCall& call, Stack& stack) {
   stack = {out.first, out.second, of_bias};
 }
 
-[[maybe_unused]] const bool registered = register_local_kernel("convolution", convolution) &&
-                                         register_local_kernel("convolution_backward", convolution_backward);
+[[maybe_unused]] const bool kRegistered = register_local_kernel("convolution", convolution) &&
+                                          register_local_kernel("convolution_backward", convolution_backward);
 
 }  // namespace
 }  // namespace tessera

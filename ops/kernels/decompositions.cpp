@@ -325,7 +325,7 @@ void register_composites(torch::Library& m) { m.impl("one_hot", one_hot); }
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { register_composites(m); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
 
-[[maybe_unused]] const bool registered = [] {
+[[maybe_unused]] const bool kRegistered = [] {
   register_decomposition("_local_scalar_dense", item);
   register_decomposition("equal", equal);
   register_decomposition("_has_same_storage_numel", has_same_storage_numel);

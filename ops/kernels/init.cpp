@@ -218,9 +218,9 @@ bool eye(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-[[maybe_unused]] const bool registered = register_local_kernel(kOrthogonal, orthogonal) &&
-                                         register_local_kernel(kSparse, sparse) &&
-                                         register_local_kernel(kDirac, dirac) && register_decomposition("eye", eye);
+[[maybe_unused]] const bool kRegistered = register_local_kernel(kOrthogonal, orthogonal) &&
+                                          register_local_kernel(kSparse, sparse) &&
+                                          register_local_kernel(kDirac, dirac) && register_decomposition("eye", eye);
 
 // ---- the operators; rules use their meta kernels
 

@@ -198,7 +198,7 @@ void attention_backward(const LocalCall& call, Stack& stack) {
   stack = std::move(zeros);
 }
 
-[[maybe_unused]] const bool registered =
+[[maybe_unused]] const bool kRegistered =
     register_local_kernel("attention_backward", attention_backward) && register_local_kernel("mean", mean) &&
     register_local_kernel("contiguous", contiguous,
                           {.writes_out = true, .rearranges = true, .makes_contiguous = true}) &&

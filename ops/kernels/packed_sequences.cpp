@@ -99,7 +99,7 @@ bool pack_boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   give(op, stack, torch::jit::Stack{data, batch_sizes});
   return true;
 }
-[[maybe_unused]] const bool registered = register_decomposition("_pack_padded_sequence", pack_boxed);
+[[maybe_unused]] const bool kRegistered = register_decomposition("_pack_padded_sequence", pack_boxed);
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) {
   m.impl("_pack_padded_sequence", pack);

@@ -159,7 +159,7 @@ void pooling(const LocalCall& call, Stack& stack) {
   }
 }
 
-[[maybe_unused]] const bool registered = register_local_kernel("pooling", pooling, {.rearranges = true});
+[[maybe_unused]] const bool kRegistered = register_local_kernel("pooling", pooling, {.rearranges = true});
 
 }  // namespace
 }  // namespace tessera

@@ -102,7 +102,7 @@ void parts_backward(const LocalCall& call, Stack& stack) {
   stack = {out};
 }
 
-[[maybe_unused]] const bool registered =
+[[maybe_unused]] const bool kRegistered =
     register_local_kernel("parts", parts) && register_local_kernel("parts_backward", parts_backward);
 
 }  // namespace

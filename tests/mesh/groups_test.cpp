@@ -6,7 +6,9 @@
 #include <csignal>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -90,12 +92,14 @@ class CallingBarrier : public c10d::Backend {
 };
 
 // Makes another world of the same ranks, whose groups come from `make_group`.
-std::shared_ptr<World> own_world(const std::string& place, MakeGroup make_group) {
+std::shared_ptr<World> own_world(const std::string& place, MakeGroup make_group,
+                                 std::chrono::milliseconds timeout = std::chrono::minutes(5)) {
   WorldOptions options;
   options.rank = options.local_rank = world()->rank();
   options.size = options.local_size = world()->size();
   options.store = c10::make_intrusive<c10d::PrefixStore>(place, world()->store());
   options.make_group = std::move(make_group);
+  options.timeout = timeout;
   return World::create(std::move(options));
 }
 
@@ -124,9 +128,9 @@ std::string end_of_world(const std::string& place, const std::function<void(Worl
   return note;
 }
 
-// Calls check_alive, which throws once a rank has failed, for at most ten seconds.
+// Calls check_alive, which throws once a rank has failed, for at most half a minute.
 void check_alive_for_a_while(const World& own) {
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 3000; ++i) {
     own.check_alive();
     std::this_thread::sleep_for(10ms);
   }
@@ -276,6 +280,35 @@ TESSERA_RANKS_TEST_CASE("a world that ends without a failure ends its groups in 
     own.fail("loss", "not a number");
   };
   CHECK(end_of_world("failed", fail) == "close ");
+}
+
+TESSERA_RANKS_TEST_CASE("a call of the backend that outlasts every limit fails the job, and is ended", {2}) {
+  std::promise<void> closed;
+  std::once_flag once;
+  const auto wait_until_closed = [&] {
+    closed.get_future().wait();
+    throw std::runtime_error("aborted");
+  };
+  const std::shared_ptr<World> own = own_world(
+      "late call",
+      [&](const GroupRequest& request) {
+        const auto call = world()->rank() == 0 ? std::function<void()>(wait_until_closed) : [] {};
+        return BackendGroup{.backend = c10::make_intrusive<CallingBarrier>(request.rank, request.size, call),
+                            .close = [&] { std::call_once(once, [&] { closed.set_value(); }); },
+                            .closes_while_busy = true};
+      },
+      500ms);
+  const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, own);
+  const auto start = std::chrono::steady_clock::now();
+  if (world()->rank() == 0) {
+    check_refused<std::runtime_error>([&] { barrier(mesh, 0); },
+                                      "rank 0 waited in vain in a collective: the backend has not returned within its "
+                                      "limit of 500 ms");
+  } else {
+    barrier(mesh, 0);
+    check_refused<std::runtime_error>([&] { check_alive_for_a_while(*own); }, "rank 0 waited in vain in a collective");
+  }
+  CHECK(std::chrono::steady_clock::now() - start > 10s);
 }
 
 TESSERA_RANKS_TEST_CASE("an error of a rank's own device at the end of its world fails the job", {2}) {
