@@ -20,7 +20,6 @@
 #include <fmt/format.h>
 #include <torch/optim/adamw.h>
 
-#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/core/in_memory.h"
 
@@ -38,8 +37,6 @@ void check_options(const FusedAdamWOptions& options) {
   if (!(options.beta2 >= 0 && options.beta2 < 1)) refuse("beta2", options.beta2, "from 0 to less than 1");
 }
 
-const at::Tensor& piece_of(const at::Tensor& t) { return is_dtensor(t) ? detail::meta(t).local() : t; }
-
 void check_parameters(const std::vector<at::Tensor>& parameters) {
   std::set<const void*> seen;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -52,18 +49,18 @@ void check_parameters(const std::vector<at::Tensor>& parameters) {
     if (!seen.insert(p.unsafeGetTensorImpl()).second) {
       throw std::invalid_argument(fmt::format("FusedAdamW: parameter {} is listed twice; list it once", i));
     }
-    if (!piece_of(p).is_non_overlapping_and_dense()) {
+    if (!is_dtensor(p) && !p.is_non_overlapping_and_dense()) {
       throw std::invalid_argument(fmt::format(
           "FusedAdamW: the memory of parameter {}, of strides [{}], has gaps or overlaps; give it memory of "
           "its own by contiguous()",
-          i, fmt::join(piece_of(p).strides(), ", ")));
+          i, fmt::join(p.strides(), ", ")));
     }
   }
 }
 
-// Returns the gradient in the parameter's memory order, in which LibTorch's operator walks through all of them.
+// Returns the gradient in the parameter's memory order, in which LibTorch's operator walks through all plain tensors.
 at::Tensor in_order_of(const at::Tensor& parameter, const at::Tensor& gradient) {
-  if (same_memory_order(piece_of(parameter), piece_of(gradient))) return gradient;
+  if (is_dtensor(parameter) || same_memory_order(parameter, gradient)) return gradient;
   return at::empty_like(parameter.detach()).copy_(gradient);
 }
 

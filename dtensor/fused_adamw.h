@@ -34,8 +34,9 @@ struct FusedAdamWOptions {
 // Parameters may be plain tensors and DTensors, on several meshes; moments have their layouts. Does not communicate.
 class FusedAdamW {
  public:
-  // Throws std::invalid_argument on a parameter that is undefined or no leaf, whose memory has gaps, as that of a slice
-  // has, or that is listed twice, and on options that torch::optim::AdamW refuses. Make it after parallelize_module.
+  // Throws std::invalid_argument on a parameter that is undefined or no leaf, that is listed twice, or that is plain
+  // and whose memory has gaps, as that of a slice has, and on options that torch::optim::AdamW refuses. Make it after
+  // parallelize_module.
   explicit FusedAdamW(const std::vector<at::Tensor>& parameters, const FusedAdamWOptions& options = {});
 
   // Updates the parameters that have a gradient.

@@ -70,10 +70,16 @@ GroupTable::~GroupTable() {
 // The watch goes on meanwhile, so that the loss of a rank ends the wait for what it does not send any more.
 std::string GroupTable::drain() noexcept {
   for (const auto& [key, group] : groups_) {
-    std::string text = end_one(group, &OrderlyEnd::drain);
-    if (is_own_error(text)) return text;
+    std::string text = drain_one(group);
+    if (!text.empty() || is_late_) return text;
   }
   return {};
+}
+
+std::string GroupTable::drain_one(const BackendGroup& group) noexcept {
+  const std::string text = end_one(group, &OrderlyEnd::drain);
+  // A world that lives as long as the process may end after CUDA's library, with nothing left to do.
+  return is_own_error(text) && text.find("driver shutting down") == std::string::npos ? text : "";
 }
 
 void GroupTable::end() noexcept {
@@ -83,7 +89,13 @@ void GroupTable::end() noexcept {
     if (const std::optional<WaitError> error = aborted()) spdlog::warn("rank {}: {}", options_.rank, error->what());
   }
   end_watch();
-  for (const auto& [key, group] : groups_) end_one(group, &OrderlyEnd::end);
+  for (const auto& [key, group] : groups_) {
+    if (is_late_ && group.closes_while_busy) {
+      group.close();
+    } else {
+      end_one(group, &OrderlyEnd::end);
+    }
+  }
 }
 
 std::string GroupTable::end_one(const BackendGroup& group, void (OrderlyEnd::*step)()) noexcept {
@@ -92,6 +104,10 @@ std::string GroupTable::end_one(const BackendGroup& group, void (OrderlyEnd::*st
   try {
     (orderly->*step)();
     return {};
+  } catch (const LateError& error) {
+    is_late_ = true;
+    spdlog::warn("rank {}: ending a group: {}; what it has queued is given up", options_.rank, error.what());
+    return error.what();
   } catch (const std::exception& error) {
     spdlog::debug("rank {}: ending a group: {}", options_.rank, error.what());
     return error.what();
@@ -160,7 +176,7 @@ void GroupTable::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device
   }
   if (replaced.backend == adopted.backend) return;
   // Its collectives are done before it goes. While the table has it, the loss of a rank ends this wait.
-  end_one(replaced, &OrderlyEnd::drain);
+  if (const std::string own_error = drain_one(replaced); !own_error.empty()) throw std::runtime_error(own_error);
   {
     const std::lock_guard lock(mutex_);
     if (adopted.aborted) some_abort_themselves_ = true;

@@ -84,11 +84,13 @@ class GroupTable {
   // had to stay open, because another thread is in a collective: the watch then closes them as soon as that thread is
   // done.
   bool close_all() noexcept;
-  // Waits for what this rank has queued on a device, unless the job has failed. Returns the text of an error by which
-  // this rank's own process or device fails, such as a failed check on a GPU, or "": other errors are a peer's.
+  // Waits for what this rank has queued on a device, unless the job has failed, for at most the limit of one group.
+  // Returns the text of an error by which this rank's own process or device fails, such as a failed check on a GPU, or
+  // "": other errors are a peer's.
   std::string drain() noexcept;
-  // Ends the watch thread and then the groups, unless the job has failed. Warns of a group that its backend has
-  // aborted. The World that has this table calls it after drain(), and uses its groups no more.
+  // Ends the watch thread and then the groups, unless the job has failed; where drain() was late, breaks them off.
+  // Warns of a group that its backend has aborted. The World that has this table calls it after drain(), and uses its
+  // groups no more.
   void end() noexcept;
   // Ends the watch thread, until the next group is made.
   void end_watch();
@@ -106,6 +108,7 @@ class GroupTable {
   static BackendGroup make_in_time(const GroupRequest& request, BackendGroup (*make_group)(const GroupRequest&));
   GroupRequest request(const std::string& prefix, const std::vector<int64_t>& ranks, const GroupOptions& options,
                        c10::DeviceType device) const;
+  std::string drain_one(const BackendGroup& group) noexcept;
   // Calls a function of the group, if it ends in order and the job has not failed. Returns the text of its error, or
   // "".
   std::string end_one(const BackendGroup& group, void (OrderlyEnd::*step)()) noexcept;
@@ -114,7 +117,8 @@ class GroupTable {
   std::optional<Failure> find_late_call() const;
 
   const Options options_;
-  mutable std::mutex mutex_;  // guards groups_; never held while a group is made
+  std::atomic<bool> is_late_{false};  // a group did not end within its limit
+  mutable std::mutex mutex_;          // guards groups_; never held while a group is made
   std::map<Key, BackendGroup> groups_;
   std::atomic<bool> some_abort_themselves_{false};  // whether a group has had BackendGroup::aborted
   std::jthread watcher_;

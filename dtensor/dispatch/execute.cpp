@@ -14,6 +14,7 @@
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/core/wrapper.h"
+#include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/random/draw_guard.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/core/in_memory.h"
@@ -70,7 +71,7 @@ class Execution {
     }
     if (mesh_.is_member()) refuse_resized();
     if (writes_in_copies()) write_back();
-    for (const auto& [index, wrapper] : written_) detail::meta(wrapper).count_write();
+    for (const auto& [index, wrapper] : written_) detail::note_write(detail::meta(wrapper));
     wrap();
   }
 

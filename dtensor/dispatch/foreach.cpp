@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <fmt/format.h>
 
-#include "tessera/dtensor/core/contract.h"
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/execute.h"
@@ -14,7 +16,6 @@
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/core/in_memory.h"
-#include "tessera/mesh/device_type.h"
 
 namespace tessera::dispatch {
 namespace {
@@ -120,24 +121,34 @@ torch::jit::Stack local_stack(const Call& call, const std::vector<List>& lists, 
   return out;
 }
 
-// LibTorch's fused optimizers walk through the memory of all lists at once, in the order of the parameters' memory, and
-// do not look at strides on the CPU. Throws std::invalid_argument where that would pair other elements.
-void check_fused(const Call& call, const std::vector<List>& lists, const torch::jit::Stack& pieces) {
-  if (!call.traits.rule_name.starts_with("_fused_")) return;
+// Is a piece and the copy of it that an operator gets.
+struct Refit {
+  at::Tensor piece;
+  at::Tensor copy;
+};
+
+// LibTorch's fused optimizers walk through the memory of all lists at once, in the order of the parameter's memory, and
+// do not look at strides on the CPU. Replaces pieces in another order, or with gaps, by copies, and returns these.
+std::vector<Refit> fit_fused(const Call& call, const std::vector<List>& lists, torch::jit::Stack& pieces) {
+  std::vector<Refit> out;
+  if (!call.traits.rule_name.starts_with("_fused_")) return out;
   const std::vector<at::Tensor> parameters = pieces[lists[0].arg].toTensorVector();
   for (const List& list : lists) {
     if (!pieces[list.arg].isTensorList()) continue;
-    const std::vector<at::Tensor> each = pieces[list.arg].toTensorVector();
-    for (std::size_t k = 0; k < each.size(); ++k) {
-      if (each[k].sizes() != parameters[k].sizes() || each[k].numel() <= 1) continue;  // counts of steps among them
-      if (parameters[k].is_non_overlapping_and_dense() && same_memory_order(each[k], parameters[k])) continue;
-      throw std::invalid_argument(
-          fmt::format("{}: piece {} of {} has strides [{}], that of the parameter [{}]; all must be dense and in the "
-                      "same memory order, so make them by contiguous() or empty_like",
-                      call.traits.name, k, call.op.schema().arguments()[list.arg].name(),
-                      fmt::join(each[k].strides(), ", "), fmt::join(parameters[k].strides(), ", ")));
+    c10::List<at::Tensor> fitting = pieces[list.arg].toTensorList();
+    for (std::size_t k = 0; k < fitting.size(); ++k) {
+      const at::Tensor piece = fitting[k], &parameter = parameters[k];
+      // Counts of steps are among the lists.
+      if (!piece.defined() || piece.sizes() != parameter.sizes() || piece.numel() <= 1) continue;
+      const bool dense = parameter.is_non_overlapping_and_dense();
+      if (dense && same_memory_order(piece, parameter)) continue;
+      const at::Tensor order = dense ? parameter : at::empty(parameter.sizes(), at::TensorOptions(at::kMeta));
+      out.push_back({piece, at::empty_strided(order.sizes(), order.strides(), piece.options()).copy_(piece)});
+      fitting[k] = out.back().copy;
     }
+    pieces[list.arg] = std::move(fitting);
   }
+  return out;
 }
 
 // Redistributes what was written in copies to the written tensors' layouts, and copies it there.
@@ -153,19 +164,6 @@ void write_back(const Call& call, const std::vector<List>& lists, const Moves& m
       detail::meta(*entry.tensor)
           .local()
           .copy_(redistribute_local(written, *with_placements(*entry.spec, *move), entry.spec->placements));
-    }
-  }
-}
-
-// A graph that holds an optimizer's step writes the parameters at each replay, of which the host is not told.
-void count_writes(const Call& call) {
-  const bool captured = is_captured(call.first_spec->mesh.device());
-  for (const TensorArg& entry : call.tensors) {
-    if (!call.writes(entry) || !detail::is_dtensor(*entry.tensor)) continue;
-    detail::Meta& meta = detail::meta(*entry.tensor);
-    meta.count_write();
-    if (captured && meta.contract && meta.contract->gather_schedule) {
-      meta.contract->gather_schedule->expect_unseen_writes();
     }
   }
 }
@@ -199,14 +197,18 @@ bool run_foreach(const Call& call) {
   if (!moves || !call.first_spec->mesh.is_member()) return false;
   check_implicit(call, *moves);
   torch::jit::Stack local = local_stack(call, lists, *moves);
-  const torch::jit::Stack given = local;
+  torch::jit::Stack given;
   call.first_spec->mesh.world().guard(call.traits.name, [&] {
-    check_fused(call, lists, local);
     const at::AutoDispatchBelowADInplaceOrView below;
+    const std::vector<Refit> refits = fit_fused(call, lists, local);
+    given = local;
     call.op.callBoxed(local);
+    for (const Refit& each : refits) each.piece.copy_(each.copy);
   });
   write_back(call, lists, *moves, given);
-  count_writes(call);
+  for (const TensorArg& entry : call.tensors) {
+    if (call.writes(entry) && detail::is_dtensor(*entry.tensor)) detail::note_write(detail::meta(*entry.tensor));
+  }
   for (std::size_t r = 0; r < local.size(); ++r) {
     c10::List<at::Tensor> wrapped;
     const List& list = lists[std::min(r, lists.size() - 1)];  // results in several lists are those of the arguments

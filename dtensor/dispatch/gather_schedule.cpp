@@ -7,7 +7,6 @@
 
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
-#include "tessera/mesh/device_type.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {

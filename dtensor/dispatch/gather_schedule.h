@@ -15,10 +15,12 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include "tessera/dtensor/core/contract.h"
 #include "tessera/dtensor/core/spec.h"
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/redistribute/async_redistributions.h"
 #include "tessera/mesh/core/stream_point.h"
+#include "tessera/mesh/device_type.h"
 
 namespace tessera {
 
@@ -46,7 +48,7 @@ class GatherSchedule {
   void add(const at::Tensor& parameter);
 
   // From now on parameters may be written without a count, by the replays of a CUDA graph: none is gathered ahead, and
-  // none is kept. A parameter that is used while a graph is captured does the same.
+  // none is kept. A parameter that is used or written while a graph is captured does the same.
   void expect_unseen_writes() { unseen_writes_ = true; }
 
   // Any thread may call it; where it communicates, as collectives do, one at a time. Returns `view`, a parameter of
@@ -102,4 +104,15 @@ class GatherSchedule {
   std::optional<Ahead> ahead_;  // what was started and not yet waited for
 };
 
+namespace detail {
+
+// Counts an operator's write to the tensor, and lets the schedule of a parameter know of a graph that will repeat it.
+inline void note_write(Meta& meta) {
+  meta.count_write();
+  if (!meta.contract || !meta.contract->gather_schedule) [[likely]]
+    return;
+  if (is_captured(meta.spec->mesh.device())) meta.contract->gather_schedule->expect_unseen_writes();
+}
+
+}  // namespace detail
 }  // namespace tessera

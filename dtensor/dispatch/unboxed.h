@@ -18,6 +18,7 @@
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather.h"
+#include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/recorder.h"
@@ -351,7 +352,7 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
     if constexpr (std::is_same_v<R, at::Tensor&>) {  // in place
       if ((argument_has_tangent(rest) || ...)) detail::start_tangent(first);
       on_pieces(decision.ranks_differ, world, traits.name, [&] { call(); });
-      detail::meta(first).count_write();
+      detail::note_write(detail::meta(first));
       return first;
     } else {
       R local;
@@ -433,7 +434,7 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
       // LibTorch's autograd does not count the writes of a list operator; it expects the operators that it calls to do
       // so.
       for (const at::Tensor& t : first) {
-        detail::meta(t).count_write();
+        detail::note_write(detail::meta(t));
         if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
       }
     } else {

@@ -79,9 +79,15 @@ bool built_with_nccl() { return true; }
 bool cuda_stream_is_captured(c10::Device device) {
   using Ask = cudaError_t(cudaStream_t, cudaStreamCaptureStatus*);
   static auto* const ask = [] {
-    const std::string name = fmt::format("libcudart.so.{}", CUDART_VERSION / 1000);
-    void* const library = dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD);
-    return library == nullptr ? nullptr : reinterpret_cast<Ask*>(dlsym(library, "cudaStreamIsCapturing"));
+    constexpr const char* kName = "cudaStreamIsCapturing";
+    void* found = dlsym(RTLD_DEFAULT, kName);
+    if (found == nullptr) {
+      const std::string file = fmt::format("libcudart.so.{}", CUDART_VERSION / 1000);
+      void* const library = dlopen(file.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+      if (library != nullptr) found = dlsym(library, kName);
+    }
+    if (found == nullptr) spdlog::warn("CUDA's {} was not found; do not capture parameters cut by ZeRO", kName);
+    return reinterpret_cast<Ask*>(found);
   }();
   if (ask == nullptr) return false;
   const c10::DeviceGuard guard(device);

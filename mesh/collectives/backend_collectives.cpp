@@ -189,12 +189,11 @@ BackendWork reduce_by_exchange(const CollectiveCall& call, const at::Tensor& ter
 }
 
 // NCCL averages floating-point numbers itself, in the pass that adds them: it multiplies each term by 1/n, rounded to
-// the dtype. That is exact where n is a power of two, except for terms that leave the normal numbers of the dtype, of
-// which float16 alone has few. Elsewhere all results would be off in the same way, by 0.2% for three terms in bfloat16.
-// So the sum is divided elsewhere and in float16.
+// the dtype. That is exact where n is a power of two, but for terms of float16 near its smallest numbers; their sum
+// could overflow instead. Elsewhere all results would be off in the same way, by 0.2% for three terms in bfloat16, so
+// the sum is divided there.
 bool averages_itself(const CollectiveCall& call, const at::Tensor& terms) {
-  return over_nccl(call) && terms.is_floating_point() && terms.scalar_type() != at::kHalf &&
-         std::has_single_bit(static_cast<uint64_t>(call.n()));
+  return over_nccl(call) && terms.is_floating_point() && std::has_single_bit(static_cast<uint64_t>(call.n()));
 }
 
 void divide_mean(const CollectiveCall& call, BackendWork& sum, ReduceOp op) {

@@ -24,7 +24,7 @@ inline bool is_in_memory(const at::Tensor& t) {
 // do not count.
 inline bool same_memory_order(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return false;
-  for (int64_t d = 0; d < a.dim() && a.numel() > 0; ++d) {
+  for (int64_t d = 0; d < a.dim(); ++d) {
     if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
   }
   return true;

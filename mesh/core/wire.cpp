@@ -134,6 +134,7 @@ at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where) 
   if (c10::isFloat8Type(dtype)) return at::kFloat;
   if (dtype == at::kChar || dtype == at::kShort || dtype == at::kUInt16) return at::kInt;
   if (dtype == at::kUInt32) return at::kLong;
+  if (dtype == at::kHalf && op == ReduceOp::kAvg) return at::kFloat;  // their sum may overflow
   const bool native = dtype == at::kByte || dtype == at::kInt || dtype == at::kLong || dtype == at::kHalf ||
                       dtype == at::kBFloat16 || dtype == at::kFloat || dtype == at::kDouble ||
                       c10::isComplexType(dtype);

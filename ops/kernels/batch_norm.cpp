@@ -97,7 +97,12 @@ at::Tensor laid_as(const at::Tensor& running, const at::Tensor& batch) {
 }
 
 void update(const at::Tensor& running, const at::Tensor& batch, double momentum) {
-  if (running.defined()) running.mul_(1 - momentum).add_(batch.to(running.scalar_type()), momentum);
+  if (!running.defined()) return;
+  if (const at::Tensor precise = as_precise(running); precise.scalar_type() != running.scalar_type()) {
+    running.copy_(precise.mul(1 - momentum).add_(as_precise(batch), momentum));  // a variance of 16 bits may overflow
+  } else {
+    running.mul_(1 - momentum).add_(batch.to(running.scalar_type()), momentum);
+  }
 }
 
 // (input, weight, bias, running mean, running variance, training, momentum, eps) -> (result, mean, inverse deviation)

@@ -18,6 +18,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/linalg__powsum.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/logical_not.h>
 #include <ATen/ops/maximum.h>
@@ -214,7 +215,7 @@ bool foreach_reduction(const c10::OperatorHandle& op, Stack& stack) {
     const at::Scalar p = args[1].toScalar();
     const auto dtype = args[2].toOptional<at::ScalarType>();
     out.push_back(name == "aten::_foreach_norm" ? at::linalg_vector_norm(t, p, std::nullopt, false, dtype)
-                                                : at::sum(at::pow(at::abs(dtype ? t.to(*dtype) : t), p)));
+                                                : at::linalg__powsum(t, p, std::nullopt, false, dtype));
   }
   give(op, stack, out);
   return true;
@@ -279,27 +280,50 @@ std::vector<int64_t> sizes_of_losses(const c10::OperatorHandle& op, at::IntArray
   return (of_items ? self.slice(0, self.size() - 1) : self).vec();
 }
 
+bool is_half(const at::Tensor& t) { return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16; }
+
 // Their backward computes each element's gradient; the incoming gradient is divided by the number of losses for a mean.
+// In 16 bits that quotient could be 0, so float32 computes both.
 bool reduced_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
   Stack args = take_args(op, stack);
   const std::optional<int64_t> kind = taken_reduction(op, args);
   if (!kind) return false;
+  const at::ScalarType dtype = args[1].toTensor().scalar_type();
+  for (at::IValue& arg : args) {
+    if (*kind == 1 && arg.isTensor() && arg.toTensor().defined() && is_half(arg.toTensor())) {
+      arg = arg.toTensor().to(at::kFloat);
+    }
+  }
   const std::vector<int64_t> losses = sizes_of_losses(op, args[1].toTensor().sizes());
   const at::Tensor grad = args[0].toTensor().expand(losses);
   args[0] = *kind == 1 ? grad / static_cast<double>(c10::multiply_integers(losses)) : grad;
   op.callBoxed(args);
-  give(op, stack, args[0]);
+  give(op, stack, args[0].toTensor().to(dtype));
   return true;
 }
 
+// LibTorch factorizes the transpose of a matrix that is contiguous in memory, and its formula for the gradient asks the
+// whole tensor whether it was. So the pieces get the whole's answer.
+bool factorize_as_whole(const c10::OperatorHandle& op, Stack& stack) {
+  at::IValue& argument = stack[stack.size() - op.schema().arguments().size()];
+  const at::Tensor x = argument.toTensor();
+  if (!detail::is_dtensor(x) || x.size(-1) < 2) return false;
+  if (!x.is_contiguous()) {
+    argument = x.mT().clone(at::MemoryFormat::Contiguous).mT();
+  } else if (!detail::meta(x).local().is_contiguous()) {
+    argument = x.clone(at::MemoryFormat::Contiguous);
+  }
+  return false;  // the operator goes on with it
+}
+
 // Throws where a class is outside [0, num_classes). Where values are queued, the device checks its piece.
-void check_classes(const at::Tensor& self, int64_t num_classes) {
+void check_classes(const at::Tensor& self, int64_t num_classes, std::optional<int64_t> known_highest) {
   if (is_queued(self)) {
     const at::Tensor inside = self.ge(0).logical_and_(self.lt(num_classes));
     return check_on_device(to_local(inside), "one_hot: a class is outside [0, num_classes)");
   }
   const auto lowest = self.min().item<int64_t>();
-  const auto highest = self.max().item<int64_t>();
+  const int64_t highest = known_highest ? *known_highest : self.max().item<int64_t>();
   if (lowest >= 0 && highest < num_classes) return;
   throw std::invalid_argument(
       fmt::format("one_hot: class {} is outside [0, {})", lowest < 0 ? lowest : highest, num_classes));
@@ -315,8 +339,12 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
     throw std::invalid_argument(
         "one_hot: a tensor without elements does not tell the number of classes; give num_classes");
   }
-  if (num_classes == -1) num_classes = self.max().item<int64_t>() + 1;
-  if (self.numel() > 0) check_classes(self, num_classes);
+  std::optional<int64_t> highest;
+  if (num_classes == -1) {
+    highest = self.max().item<int64_t>();
+    num_classes = *highest + 1;
+  }
+  if (self.numel() > 0) check_classes(self, num_classes, highest);
   const ImplicitReplication guard;
   return at::eq(self.unsqueeze(-1), at::arange(num_classes, self.options())).to(at::kLong);
 }
@@ -333,6 +361,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
   for (const char* name : {"t_", "transpose_", "squeeze_", "unsqueeze_"})
     register_decomposition(name, reshape_in_place);
   register_decomposition("resize_as", resize_as);
+  for (const char* name : {"_linalg_det", "_linalg_slogdet"}) register_decomposition(name, factorize_as_whole);
   for (const char* name : {"median", "nanmedian"}) register_decomposition(name, whole_median);
   for (const char* name : {"_foreach_norm", "_foreach_max", "_foreach_powsum"}) {
     register_decomposition(name, foreach_reduction);

@@ -79,8 +79,9 @@ void embedding_dense_backward(const LocalCall& call, Stack& stack) {
                                              {weight.tile[0], weight.sizes[0]}, stack[3].toInt(), stack[4].toBool())});
 }
 
-// Returns the sum of the weights of those of `target` that count, in float32.
-at::Tensor counted_weight(const at::Tensor& target, const std::optional<at::Tensor>& weight, int64_t ignore_index) {
+// Returns the sum of the weights of those of `given` that count, in float32.
+at::Tensor counted_weight(const at::Tensor& given, const std::optional<at::Tensor>& weight, int64_t ignore_index) {
+  const at::Tensor target = given.to(at::kLong);  // which holds every ignore_index
   const at::Tensor counts = target.ne(ignore_index);
   if (!weight || !weight->defined()) return counts.sum(at::kFloat);
   const at::Tensor each = weight->to(at::kFloat).index_select(0, target.masked_fill(counts.logical_not(), 0).flatten());

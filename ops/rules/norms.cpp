@@ -60,7 +60,8 @@ OpRule rms_norm(const OpCall& call) {
 // (grad, input, rstd, weight) -> the gradients of input and weight
 OpRule rms_norm_backward(const OpCall& call) {
   const auto [input, weight] = norm_labels(call);
-  return {.strategies = shard_factors({input, input, input, weight}, {input, weight})};
+  return {.strategies = shard_factors({input, input, input, weight}, {input, weight}),
+          .kernel = "contiguous_statistics"};
 }
 
 // ---- groups of channels: n labels the batch, c the channels, which may be cut between groups

@@ -109,12 +109,14 @@ TESSERA_RANKS_TEST_CASE("the host does not wait for the device in any of these",
   const DeviceMesh mesh = tp_line();
   for (const Check& check : checks()) {
     CAPTURE(check.name);
+    if (check.name == "a pending norm") continue;  // nothing is pending on one rank
     drain();
     // What waited for the stream once would take this long.
-    const OwnStream stream(0, std::chrono::milliseconds(300));
+    constexpr std::chrono::milliseconds kLeast(1500);
+    const OwnStream stream(0, kLeast);
     const auto begin = std::chrono::steady_clock::now();
     check.call(false, mesh);
-    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(300));
+    CHECK(std::chrono::steady_clock::now() - begin < kLeast);
     current_late_stream(mesh.device()).take_at_least({});
   }
   drain();

@@ -1,5 +1,9 @@
 // Tests autograd through DTensors.
 
+#include <functional>
+#include <utility>
+#include <vector>
+
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
@@ -73,6 +77,29 @@ TESSERA_RANKS_TEST_CASE("gradients accumulate over backwards and microbatches", 
   }
   CHECK(placements_of(w.grad()) == Placements{S1});
   CHECK(close(full_tensor(w.grad()), want.grad()));
+}
+
+TESSERA_RANKS_TEST_CASE("determinants of parts of tensors have the gradient of the whole", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor wide = sample({3, 6}), many = sample({5, 2, 3, 3});
+  using Part = std::function<at::Tensor(const at::Tensor&)>;
+  using Forward = std::function<at::Tensor(const at::Tensor&)>;
+  const Part columns = [](const at::Tensor& x) { return x.narrow(1, 1, 3); };
+  const Part one_of_two = [](const at::Tensor& x) { return x.select(1, 0); };
+  const Part turned = [](const at::Tensor& x) { return x.select(1, 1).mT(); };
+  const Forward det = [](const at::Tensor& x) { return at::linalg_det(x).sum(); };
+  const Forward slogdet = [](const at::Tensor& x) { return std::get<1>(at::linalg_slogdet(x)).sum(); };
+  for (const auto& [whole, part] :
+       std::vector<std::pair<at::Tensor, Part>>{{wide, columns}, {many, one_of_two}, {many, turned}}) {
+    for (const Placement& placement : {Placement(R), Placement(S0)}) {
+      for (const Forward& forward : {det, slogdet}) {
+        const at::Tensor ours = leaf(whole, mesh, {placement}), plain = leaf(whole);
+        forward(part(ours)).backward();
+        forward(part(plain)).backward();
+        CHECK(close(full_tensor(ours.grad()), plain.grad(), 1e-9));
+      }
+    }
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("retain_grad, autograd::grad and gradients of gradients", {1, 2, 4}) {

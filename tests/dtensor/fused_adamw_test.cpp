@@ -1,5 +1,6 @@
 // Tests FusedAdamW beside torch::optim::AdamW on whole parameters.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -178,19 +179,34 @@ TESSERA_RANKS_TEST_CASE("FusedAdamW pairs elements by their index, whatever the 
   }
 }
 
-TESSERA_RANKS_TEST_CASE("LibTorch's fused operators refuse pieces in another memory order than the parameter's",
+TESSERA_RANKS_TEST_CASE("LibTorch's fused operators pair elements by their index, whatever memory pieces have",
                         {1, 2}) {
   const DeviceMesh mesh = init_device_mesh(device_name(), {world_size()}, {"tp"}, world());
-  const at::Tensor p = spread(sample({4, 6}), mesh, {Shard(1)}).contiguous(),
-                   other = spread(sample({6, 4}), mesh, {Shard(0)}).t();
-  const at::Tensor moment = at::zeros_like(p), square = at::zeros_like(p), steps = at::ones({}, on(at::kFloat));
-  const auto step = [&](const at::Tensor& gradient) {
-    at::_fused_adamw_({p}, {gradient}, {moment}, {square}, {}, {steps}, 1e-3, 0.9, 0.999, 0.01, 1e-8, false, false);
+  const int64_t n = mesh.size();
+  const auto row_major = [&](int64_t seed) { return sample({4, 6}, seed + 10 * rank()); };
+  const auto column_major = [&](int64_t seed) { return row_major(seed).t().contiguous().t(); };
+  const auto with_gaps = [&](int64_t seed) { return at::stack({row_major(seed), row_major(seed)}, 2).select(2, 0); };
+  using Make = std::function<at::Tensor(int64_t seed)>;
+  const auto step = [&](const Make& parameter, const Make& gradient, const Make& moment) {
+    const auto spread_out = [&](const at::Tensor& piece) {
+      return from_local(piece, mesh, {Shard(0)}, {.shape = std::vector<int64_t>{4 * n, 6}});
+    };
+    const at::Tensor p = spread_out(parameter(1)), m = spread_out(moment(3)), v = spread_out(row_major(4).abs());
+    const at::Tensor steps = at::ones({}, on(at::kFloat));
+    at::_fused_adamw_({p}, {spread_out(gradient(2))}, {m}, {v}, {}, {steps}, 1e-3, 0.9, 0.999, 0.01, 1e-8, false,
+                      false);
+    return std::vector<at::Tensor>{to_local(p).contiguous(), to_local(m).contiguous(), to_local(v).contiguous()};
   };
-  CHECK_NOTHROW(step(at::ones_like(p)));
-  const at::Tensor before = to_local(p).clone();
-  check_refused([&] { step(other); }, "piece 0 of grads has strides [");
-  CHECK(same(to_local(p), before));  // other ranks may have no such piece, so that the job has failed
+  const std::vector<at::Tensor> want = step(row_major, row_major, row_major);
+  const std::vector<Make> all = {row_major, column_major, with_gaps};
+  for (const Make& parameter : all) {
+    for (const Make& gradient : all) {
+      for (const Make& moment : all) {
+        const std::vector<at::Tensor> got = step(parameter, gradient, moment);
+        for (std::size_t i = 0; i < want.size(); ++i) CHECK(same(got[i], want[i]));
+      }
+    }
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("FusedAdamW refuses what it cannot update", {1, 2}) {

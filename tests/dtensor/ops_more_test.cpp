@@ -6,6 +6,7 @@
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/op_check.h"
 #include "tessera/tests/dtensor/values.h"
@@ -196,6 +197,26 @@ TESSERA_RANKS_TEST_CASE("decisions and terms that look alike and are not", {1, 2
   CHECK(
       close(full_tensor(pieces.slice(1, 0, 1).slice(0, 0, 8).norm()), many.slice(1, 0, 1).slice(0, 0, 8).norm(), 1e-2));
 
+  // Gradients of a mean over many elements, and sums of small powers, are smaller than float16 holds on the way; sums
+  // of an average and variances are larger.
+  const auto is_near = [](const at::Tensor& got, double want) {
+    return close(full_tensor(got.detach()).flatten().slice(0, 0, 1).to(at::kDouble) / want,
+                 at::ones({1}, on(at::kDouble)), 1e-2);
+  };
+  const at::Tensor far = at::full({3'000'000}, 100.0, on(at::kHalf)), zeros = at::zeros_like(far);
+  const at::Tensor half = spread(far, mesh, {S0}).requires_grad_();
+  at::mse_loss(half, spread(zeros, mesh, {S0})).backward();
+  CHECK(is_near(half.grad(), 200.0 / 3e6));
+  const at::Tensor small = at::full({1'000'000}, 1e-4, on(at::kFloat)).to(at::kHalf);
+  CHECK(is_near(at::_foreach_powsum({spread(small, mesh, {S0})}, 2)[0], 0.01));
+  const at::Tensor apart = at::arange(-4, 4, on(at::kFloat)).mul(300).to(at::kHalf).view({8, 1});
+  const at::Tensor means = spread(at::zeros({1}, on(at::kHalf)), mesh, {R}),
+                   variances = spread(at::ones({1}, on(at::kHalf)), mesh, {R});
+  at::batch_norm(spread(apart, mesh, {S0}), {}, {}, means, variances, true, 0.1, 1e-5, false);
+  CHECK(is_near(variances, 0.9 + 0.1 * 6 * 300 * 300));
+  const at::Tensor great = at::full({2}, 40'000.0, on(at::kFloat)).to(at::kHalf);
+  CHECK(same(all_reduce(great, mesh, 0, ReduceOp::kAvg), great));
+
   // Neither the sum of these losses nor, of 70,000, the number of them is a float16.
   for (const bool weighted : {false, true}) {
     for (const int64_t ignored : {-100, 1}) {
@@ -207,7 +228,7 @@ TESSERA_RANKS_TEST_CASE("decisions and terms that look alike and are not", {1, 2
           weighted ? std::make_optional(spread(*weight, mesh, {R})) : std::nullopt;
       const at::Tensor loss =
           at::nll_loss(spread(scores, mesh, {S0}), spread(target, mesh, {S0}), of_pieces, at::Reduction::Mean, ignored);
-      CHECK(close(full_tensor(loss), at::full({}, 11.0, on(at::kHalf)), 1e-2));
+      CHECK(is_near(loss, 11.0));
     }
   }
 

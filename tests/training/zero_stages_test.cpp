@@ -209,6 +209,8 @@ TEST_CASE("parameters that a graph's replays may write are gathered at each use"
       const auto filled = [](double value) { return at::full({6, 6}, value, on(at::kDouble)); };
       linear->weight.fill_(1);
       for (int i = 0; i < 6; ++i) CHECK(used().equal(filled(1)));
+      // Optimizers write the parameter itself or data() of it; both have the schedule.
+      CHECK(tessera::detail::meta(linear->weight.data()).contract == tessera::detail::meta(linear->weight).contract);
       tessera::detail::meta(linear->weight).contract->gather_schedule->expect_unseen_writes();
       // As a replay, a tensor made of the same memory is written without a count.
       const at::Tensor piece = to_local(linear->weight.detach());
