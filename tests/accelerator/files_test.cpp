@@ -13,6 +13,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/training_state.h"
 #include "tessera/dtensor/io/weights.h"
+#include "tessera/tests/accelerator/late_stream.h"
 #include "tessera/tests/accelerator/streams.h"
 #include "tessera/tests/dtensor/io/shared_folder.h"
 #include "tessera/tests/harness/device.h"
@@ -25,12 +26,30 @@ using namespace tessera::testing;
 namespace {
 
 // What is copied without a wait for it is not there yet: the last tensor that a rank makes takes seven pieces of work.
+// A copy that nobody waits for is later than what reads it.
 constexpr std::chrono::milliseconds kLeast(5);
 constexpr int64_t kLargeRows = 500'000;  // of 10 numbers in float64: 40 MB, which pass through each buffer twice
 
 at::Tensor cut_rows(const at::Tensor& whole, const DeviceMesh& mesh) {
   return distribute_tensor(whole, mesh, {Shard(0)}, kNoSource);
 }
+
+// While it exists, streams that are no rank's own, such as those that copy files, take at least `least` for each piece
+// of work. Every rank sets the same.
+class LateOthers {
+ public:
+  explicit LateOthers(std::chrono::microseconds least) { set(least); }
+  ~LateOthers() { set({}); }
+  LateOthers(const LateOthers&) = delete;
+  LateOthers& operator=(const LateOthers&) = delete;
+
+ private:
+  static void set(std::chrono::microseconds least) {
+    for (int64_t id = 1 + world_size(); id < kStreams; ++id) {
+      late_stream(c10::Stream(c10::Stream::UNSAFE, c10::Device(kAccelerator, 0), id)).take_at_least(least);
+    }
+  }
+};
 
 // Has one tensor that is cut, one whose pieces are not in one part of it, and one that no buffer holds.
 struct Weights : torch::nn::Module {
@@ -53,10 +72,14 @@ struct Weights : torch::nn::Module {
 
 TESSERA_RANKS_TEST_CASE("weights are saved as they were queued, and are loaded in place", {1, 2}) {
   const DeviceMesh mesh = tp_line();
-  const OwnStream stream(0, kLeast);
   const SharedFolder folder(mesh);
-  save_weights(Weights(1, mesh), folder / "model.safetensors");
-  folder.wait();
+  {
+    const OwnStream late(0, kLeast);
+    save_weights(Weights(1, mesh), folder / "model.safetensors");
+    folder.wait();
+  }
+  const OwnStream stream;
+  const LateOthers others(4 * kLeast);
   for (const bool in_place : {true, false}) {
     CAPTURE(in_place);
     Weights loaded(100, mesh);
