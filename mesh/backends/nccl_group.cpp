@@ -139,7 +139,7 @@ class NcclGroup final : public c10d::ProcessGroupNCCL, public OrderlyEnd {
     }
   }
 
-  // What a CUDA graph has started has no time limit of LibTorch's watchdog.
+  // LibTorch's watchdog sets no time limit for the work that a CUDA graph has started.
   void drain() override {
     within(limit_, "waiting for the GPU",
            [device = device_] { c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index()); });

@@ -19,6 +19,9 @@ namespace {
 
 using torch::jit::Stack;
 
+// Says whether sums in this dtype are added in float32, since they may overflow where means do not.
+bool has_16_bits(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
+
 // For mean(self, *, dtype) and mean.dim(self, dim, keepdim, *, dtype) this divides the local sum by the global count,
 // so that uneven and empty pieces have the right weight.
 void mean(const LocalCall& call, Stack& stack) {
@@ -34,8 +37,7 @@ void mean(const LocalCall& call, Stack& stack) {
   for (const int64_t d : dims) count *= call.inputs[0]->sizes.at(static_cast<std::size_t>(d < 0 ? d + self.dim() : d));
   const bool keepdim = by_dim && stack[2].toBool();
   const at::ScalarType type = dtype.value_or(self.scalar_type());
-  const bool half = type == at::kHalf || type == at::kBFloat16;  // their sums overflow where their means do not
-  const at::Tensor sum = at::sum(self, dims, keepdim, half ? at::kFloat : type);
+  const at::Tensor sum = at::sum(self, dims, keepdim, has_16_bits(type) ? at::kFloat : type);
   stack.assign({sum.div_(static_cast<double>(count)).to(type)});
 }
 
@@ -90,14 +92,14 @@ at::Tensor counted_weight(const at::Tensor& given, const std::optional<at::Tenso
 
 // Runs nll_loss_forward(self, target, weight, reduction = mean, ignore_index) and nll_loss2d_forward on pieces of the
 // batch: divides the local sum by the global total weight. Runs one all_reduce of one number on each mesh dimension
-// that cuts the batch. Sums of 16 bits overflow where means do not, so these are added in float32.
+// that cuts the batch.
 void nll_loss_mean(const LocalCall& call, Stack& stack) {
   constexpr int64_t kNone = 0, kSum = 2;
   const at::Tensor self = stack[0].toTensor(), target = stack[1].toTensor();
   const auto weight = stack[2].toOptional<at::Tensor>();
   const int64_t ignore_index = stack[4].toInt();
   const bool spatial = call.op.schema().name() == "aten::nll_loss2d_forward";
-  const bool half = self.scalar_type() == at::kHalf || self.scalar_type() == at::kBFloat16;
+  const bool half = has_16_bits(self.scalar_type());
   const int64_t reduction = half ? kNone : kSum;
   auto [loss, total] = spatial ? at::nll_loss2d_forward(self, target, weight, reduction, ignore_index)
                                : at::nll_loss_forward(self, target, weight, reduction, ignore_index);

@@ -111,7 +111,7 @@ TESSERA_RANKS_TEST_CASE("the host does not wait for the device in any of these",
     CAPTURE(check.name);
     if (check.name == "a pending norm") continue;  // nothing is pending on one rank
     drain();
-    // What waited for the stream once would take this long.
+    // A call that waited for the stream once would take this long.
     constexpr std::chrono::milliseconds kLeast(1500);
     const OwnStream stream(0, kLeast);
     const auto begin = std::chrono::steady_clock::now();

@@ -25,8 +25,8 @@ using namespace tessera::testing;
 
 namespace {
 
-// What is copied without a wait for it is not there yet: the last tensor that a rank makes takes seven pieces of work.
-// A copy that nobody waits for is later than what reads it.
+// A copy that does not wait for its source finds other values: the last tensor that a rank makes takes seven pieces of
+// work. A copy that nobody waits for ends after the tensor has been read.
 constexpr std::chrono::milliseconds kLeast(5);
 constexpr int64_t kLargeRows = 500'000;  // of 10 numbers in float64: 40 MB, which pass through each buffer twice
 

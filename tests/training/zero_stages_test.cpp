@@ -53,6 +53,23 @@ ParallelizeOptions stage(int64_t number, int64_t ahead_bytes = int64_t{16} << 20
   return {.data_placement = Shard(0), .zero_stage = number, .gather_ahead_bytes = ahead_bytes};
 }
 
+// Has the weight [6, 6] of a layer, cut by ZeRO's stage `number`.
+class CutWeight {
+ public:
+  CutWeight(const DeviceMesh& mesh, int64_t number)
+      : identity_(from_local(at::eye(6, on(at::kDouble)), mesh, {Replicate(), Replicate()})) {
+    linear_->to(device(), at::kDouble);
+    parallelize_module(linear_, mesh, {}, stage(number));
+  }
+  const at::Tensor& weight() const { return linear_->weight; }
+  // Returns the values that a product with `w`, such as the weight, uses.
+  at::Tensor used(const at::Tensor& w) const { return full_tensor(at::matmul(identity_, w.t())).t(); }
+
+ private:
+  torch::nn::Linear linear_{6, 6};
+  at::Tensor identity_;
+};
+
 // Trains both for four steps, with an evaluation and two micro-batches between, and compares.
 template <class Optimizer, class Options>
 void check_training(const DeviceMesh& mesh, const ParallelizeOptions& options, const Options& of_optimizer) {
@@ -168,13 +185,10 @@ TEST_CASE("a clone, a written parameter and a parameter given new values are gat
     const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
     for (const int64_t number : {2, 3}) {
       CAPTURE(number);
-      torch::nn::Linear linear(6, 6);
-      linear->to(device(), at::kDouble);
-      parallelize_module(linear, mesh, {}, stage(number));
       const torch::NoGradGuard no_grad;
-      const at::Tensor x = from_local(at::eye(6, on(at::kDouble)), mesh, {Replicate(), Replicate()});
-      const at::Tensor& weight = linear->weight;
-      const auto used = [&](const at::Tensor& w) { return full_tensor(at::matmul(x, w.t())).t(); };
+      const CutWeight cut(mesh, number);
+      const at::Tensor& weight = cut.weight();
+      const auto used = [&](const at::Tensor& w) { return cut.used(w); };
       for (int i = 0; i < 3; ++i) {
         CAPTURE(i);
         weight.fill_(1);
@@ -200,20 +214,18 @@ TEST_CASE("parameters that a graph's replays may write are gathered at each use"
     const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
     for (const int64_t number : {2, 3}) {
       CAPTURE(number);
-      torch::nn::Linear linear(6, 6);
-      linear->to(device(), at::kDouble);
-      parallelize_module(linear, mesh, {}, stage(number));
       const torch::NoGradGuard no_grad;
-      const at::Tensor x = from_local(at::eye(6, on(at::kDouble)), mesh, {Replicate(), Replicate()});
-      const auto used = [&] { return full_tensor(at::matmul(x, linear->weight.t())); };
+      const CutWeight cut(mesh, number);
+      const at::Tensor& weight = cut.weight();
+      const auto used = [&] { return cut.used(weight); };
       const auto filled = [](double value) { return at::full({6, 6}, value, on(at::kDouble)); };
-      linear->weight.fill_(1);
+      weight.fill_(1);
       for (int i = 0; i < 6; ++i) CHECK(used().equal(filled(1)));
       // Optimizers write the parameter itself or data() of it; both have the schedule.
-      CHECK(tessera::detail::meta(linear->weight.data()).contract == tessera::detail::meta(linear->weight).contract);
-      tessera::detail::meta(linear->weight).contract->gather_schedule->expect_unseen_writes();
-      // As a replay, a tensor made of the same memory is written without a count.
-      const at::Tensor piece = to_local(linear->weight.detach());
+      CHECK(tessera::detail::meta(weight.data()).contract == tessera::detail::meta(weight).contract);
+      tessera::detail::meta(weight).contract->gather_schedule->expect_unseen_writes();
+      // A write to another tensor of the same memory is not counted, as those of a replay are not.
+      const at::Tensor piece = to_local(weight.detach());
       const at::Tensor same_memory = at::empty({0}, on(at::kDouble)).set_(piece.storage(), 0, piece.sizes());
       CommCounter counter(mesh);
       for (int i = 2; i < 6; ++i) {
