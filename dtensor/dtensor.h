@@ -51,8 +51,8 @@ struct FromLocalOptions {
 };
 
 // Returns the global tensor of which `local` is this rank's piece. Shares storage with `local`, and the version by
-// which autograd sees writes in place, unless `local` is copied: with a mask, and where it is not row-major on this
-// rank and no stride was given.
+// which autograd sees writes in place, unless `local` is copied: with a mask; where it is not row-major on this rank
+// and no stride was given; and where its dimensions lie in memory in another order than the stride says.
 // Differentiable: the gradient is a plain tensor (see grad_placements).
 // Communicates only with `check`: one all_reduce of 40 bytes and two all_gathers per mesh dimension.
 // Throws std::invalid_argument, alike on every rank, on placements, options or a tensor layout (sparse) that do not

@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/dtensor/agreement.h"
+#include "tessera/dtensor/core/memory_order.h"
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
@@ -285,7 +286,9 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   }
   check_replicated(local, mesh, alike, "from_local");
   // Under row-major global strides pieces are row-major, so that what can be viewed globally can be viewed here.
-  const at::Tensor piece = options.stride ? local : local.contiguous();
+  // Gaps stay under strides that are given, but not another order of dimensions.
+  const bool keeps = !mesh.is_member() || (options.stride && is_in_order_of(*spec, local));
+  const at::Tensor piece = keeps ? local : as_dense(local, *spec);
   const bool recorded = piece.requires_grad() && at::GradMode::is_enabled();
   if (!recorded) return wrap_local(masked_piece(piece, options.mask, *spec), spec);
   return FromLocal::apply(piece, options.mask.defined() ? std::optional(options.mask) : std::nullopt, spec, grad);

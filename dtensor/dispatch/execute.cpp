@@ -6,11 +6,11 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/core/memory_order.h"
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/core/wrapper.h"
@@ -372,26 +372,6 @@ class Execution {
 };
 
 }  // namespace
-
-bool is_row_major(const Spec& spec) {
-  int64_t step = 1;
-  for (std::size_t i = spec.sizes.size(); i-- > 0;) {
-    if (spec.strides[i] != step) return false;
-    step *= std::max<int64_t>(spec.sizes[i], 1);
-  }
-  return true;
-}
-
-at::Tensor as_dense(const at::Tensor& local, const Spec& spec) {
-  if (is_row_major(spec) || std::ranges::find(spec.strides, 0) != spec.strides.end()) return local.contiguous();
-  const std::vector<int64_t> strides = dense_strides(spec);
-  if (local.strides() == at::IntArrayRef(strides)) return local;
-  return at::empty_strided(local.sizes(), strides, local.options()).copy_(local);
-}
-
-at::Tensor in_memory_order(const at::Tensor& local, const Spec& spec) {
-  return local.dim() < 2 || !local.is_contiguous() ? local : as_dense(local, spec);
-}
 
 void execute(const Call& call, const Decision& decision) {
   if (decision.communicates) {

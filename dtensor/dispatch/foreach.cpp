@@ -9,6 +9,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/core/memory_order.h"
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/execute.h"

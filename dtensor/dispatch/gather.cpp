@@ -13,6 +13,7 @@
 #include <ATen/ops/ones.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/core/memory_order.h"
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/redistribute/route.h"

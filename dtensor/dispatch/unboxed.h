@@ -14,6 +14,7 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
 
+#include "tessera/dtensor/core/memory_order.h"
 #include "tessera/dtensor/core/wrapper.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/execute.h"

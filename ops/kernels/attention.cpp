@@ -22,9 +22,9 @@
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/core/memory_order.h"
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor.h"
-#include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random/draws.h"
@@ -176,7 +176,7 @@ at::Tensor on_pieces(const Operands& in, const Compute& compute) {
     return recorded ? to_local(t, gradient) : detail::meta(t).local();
   };
   const std::vector<int64_t> sizes = {in.query.size(0), in.query.size(1), in.query.size(2), in.value.size(3)};
-  const bool as_query = sizes == query.sizes && dispatch::is_row_major(query);
+  const bool as_query = sizes == query.sizes && is_row_major(query);
   const SpecPtr spec = as_query ? spec_ptr_of(in.query)
                                 : intern_spec(query.mesh, query.placements, sizes,
                                               detail::attention_strides(sizes, in.query), query.dtype);
@@ -186,7 +186,7 @@ at::Tensor on_pieces(const Operands& in, const Compute& compute) {
         in.masked() ? Optional(piece(*in.mask, mask_gradient(*in.mask, query.placements))) : std::nullopt;
     const at::Tensor query_piece = piece(in.query), key = piece(in.key), value = piece(in.value);
     const at::Tensor local = compute(Operands{.query = query_piece, .key = key, .value = value, .mask = mask});
-    result = dispatch::as_dense(local, *spec);
+    result = as_dense(local, *spec);
   });
   if (!recorded) return detail::wrap(std::move(result), spec);
   return from_local(result, query.mesh, query.placements, {.shape = sizes, .stride = spec->strides});

@@ -75,9 +75,14 @@ void LayoutSpace::make_kinds() {
     std::ranges::transform(list, std::back_inserter(kinds_.emplace_back()), number);
   }
   kind_count_ = kinds.size();
+  const std::vector<int64_t>& mesh_shape = counts_.ranks().mesh_shape;
   for (const Placement& a : kinds) {
     commute_.push_back(0);
     reducible_together_.push_back(0);
+    scaled_.push_back(0);
+    for (std::size_t i = 0; i < mesh_shape.size(); ++i) {
+      if (a.reduction().slope(mesh_shape[i]).value_or(1) != 1) scaled_.back() |= bit(i);
+    }
     for (std::size_t k = 0; k < kinds.size(); ++k) {
       const bool reducible = a == kinds[k] || (a.reduction().slope(1) && kinds[k].reduction().slope(1));
       if (partials_commute({a, kinds[k]})) commute_.back() |= bit(k);
@@ -231,6 +236,14 @@ uint32_t LayoutSpace::rescaled(Node from, Node to) const {
     const auto before = static_cast<std::size_t>(kind(i, at(from).choices[i]));
     const auto after = static_cast<std::size_t>(kind(i, at(to).choices[i]));
     if ((reducible_together_[before] & bit(after)) != 0) out |= bit(i);
+  }
+  return out;
+}
+
+uint32_t LayoutSpace::scaled(Node to, uint32_t embedded) const {
+  uint32_t out = 0;
+  for (std::size_t i = 0; embedded >> i != 0; ++i) {
+    if ((embedded & bit(i)) != 0) out |= scaled_[static_cast<std::size_t>(kind(i, at(to).choices[i]))] & bit(i);
   }
   return out;
 }

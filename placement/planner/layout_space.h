@@ -58,6 +58,9 @@ class LayoutSpace {
   // Returns the mesh dimensions along which one linear reduction becomes another, for which every rank scales its
   // piece.
   uint32_t rescaled(Node from, Node to) const;
+  // Returns the mesh dimensions among `embedded` where the only piece that is not neutral is not the value itself, but
+  // as many times it as there are pieces (avg).
+  uint32_t scaled(Node to, uint32_t embedded) const;
   // Says whether one step can do the reductions that are pending in `from` along these mesh dimensions.
   bool reduce_together(Node from, uint32_t mesh_dims) const;
 
@@ -114,6 +117,7 @@ class LayoutSpace {
   std::vector<uint32_t> commute_;        // [kind]: the kinds that commute with it, a bit for each
   // [kind]: the kinds that one step reduces together with it, a bit for each
   std::vector<uint32_t> reducible_together_;
+  std::vector<uint32_t> scaled_;  // [kind]: the mesh dimensions where its slope is not 1, a bit for each
   std::vector<Layout> layouts_;
 };
 

@@ -68,6 +68,7 @@ std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
   const Changes change = changes(from, to);
   if (space_.changed_partials(from, to) != 0)
     return std::nullopt;  // only linear reductions become one another in one step
+  if (!scales_ && space_.scaled(to, change.embedded) != 0) return std::nullopt;
   const bool rescales = space_.rescaled(from, to) != 0;
   if (change.reduced != 0) return rescales ? std::nullopt : reduction(from, to, change, limit);
   const bool moves = !rescales && (change.embedded | change.formed) == 0;

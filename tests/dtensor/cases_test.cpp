@@ -330,6 +330,17 @@ TESSERA_RANKS_TEST_CASE("21: from_local infers the global geometry of even piece
   options.shape = std::vector<int64_t>{3 * n, 3};
   options.stride = std::vector<int64_t>{1, 3 * n};
   CHECK(from_local(at::ones({3, 3}, on(at::kFloat)), mesh, {S0}, options).strides() == at::IntArrayRef({1, 3 * n}));
+  // A piece whose rows lie one after another is copied under strides of columns, and one with gaps is not.
+  const at::Tensor by_row = at::arange(6, on(at::kDouble)).view({2, 3});
+  const at::Tensor by_column =
+      from_local(by_row, mesh, {R}, {.shape = std::vector<int64_t>{2, 3}, .stride = std::vector<int64_t>{1, 2}});
+  CHECK(to_local(by_column).strides() == at::IntArrayRef({1, 2}));
+  CHECK(at::equal(to_local(by_column), by_row));
+  CHECK(at::equal(full_tensor(by_column.t().contiguous().view({-1})), by_row.t().reshape({-1})));
+  const at::Tensor gaps = by_row.slice(1, 0, 2);
+  CHECK(
+      to_local(from_local(gaps, mesh, {R}, {.shape = std::vector<int64_t>{2, 2}, .stride = std::vector<int64_t>{2, 1}}))
+          .is_alias_of(by_row));
   CHECK_THROWS_WITH_AS(from_local(at::ones({3, 3}, on(at::kFloat)), mesh, {S0}, {.stride = std::vector<int64_t>{3, 1}}),
                        doctest::Contains("stride without shape"), std::invalid_argument);
   CHECK_NOTHROW(from_local(piece_of(at::ones({13, 3}, on(at::kFloat)), mesh, {S0}), mesh, {S0},

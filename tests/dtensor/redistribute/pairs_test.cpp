@@ -95,6 +95,12 @@ TEST_CASE("a mean of halves, and a norm, whose terms would overflow") {
     // 30000 would overflow if it were scaled.
     const at::Tensor zero = pending(mesh.local_rank(0) < 2 ? 30000 : -30000, Partial());
     CHECK(same(full_tensor(redistribute(zero, {Partial(ReduceOp::kAvg)})), at::zeros({8}, on(at::kHalf))));
+    // So would 4 * 30000, the piece of the one rank that has the value where the others have 0.
+    const at::Tensor sum = pending(mesh.local_rank(0) == 0 ? 30000 : 0, Partial());
+    const at::Tensor cut = redistribute(sum, {Shard(0)});
+    for (const at::Tensor& x : {sum, cut}) {
+      CHECK(same(full_tensor(redistribute(x, {Partial(ReduceOp::kAvg)})), at::full({8}, 30000, on(at::kHalf))));
+    }
     const std::vector<at::Tensor> both =
         redistribute_many({pending(30000, Partial(ReduceOp::kAvg)), zero}, {{Replicate()}, {Replicate()}});
     CHECK(same(to_local(both[0]), at::full({8}, 30000, on(at::kHalf))));

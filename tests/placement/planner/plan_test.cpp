@@ -171,6 +171,19 @@ TEST_CASE("pending reductions over several mesh dimensions: together, or the sma
   CHECK(outline(bytes_plan({NormPartial(2), NormPartial(2)}, {R, R}, kGrid)) == "all_reduce dp tp");
 }
 
+TEST_CASE("halves are not multiplied by a number of ranks, since they might overflow") {
+  const Placement avg = Partial(ReduceOp::kAvg);
+  const auto half = [&](const Placement& from, const Placement& to) {
+    return outline(plan_redistribute({16, 16}, at::kHalf, kLine, {from}, {to}, CostModel::bytes_only(1)));
+  };
+  CHECK(half(S0, P) == "local");
+  CHECK(half(S0, avg) == "all_gather tp; local");
+  CHECK(half(P, avg) == "all_reduce tp; local");
+  CHECK(half(avg, P) == "reduce_scatter tp; local");
+  CHECK(half(R, avg) == "local");
+  CHECK(outline(bytes_plan({S0}, {avg}, kLine)) == "local");
+}
+
 TEST_CASE("the lower bound where reductions are pending") {
   struct Row {
     Placements from;
