@@ -16,8 +16,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/random/draws.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/layers/rng_tracker.h"
@@ -34,21 +36,20 @@ using torch::autograd::tensor_list;
 class Generators {
  public:
   Generators() = default;
-  Generators(const tensor_list& inputs, const CheckpointOptions& options) {
+  explicit Generators(const tensor_list& inputs) {
     remember(c10::kCPU);
-    if (options.mesh) worlds_.emplace_back(options.mesh->world_ptr(), options.mesh->world().random_state());
     for (const at::Tensor& each : inputs) {
-      if (!each.defined()) continue;
-      if (each.is_cuda()) remember(each.device());
-      if (is_dtensor(each)) worlds_.emplace_back(mesh_of(each).world_ptr(), mesh_of(each).world().random_state());
+      if (each.defined() && each.is_cuda()) remember(each.device());
     }
   }
+  // Adds the Worlds that were drawn from, as they were before.
+  void remember(const detail::DrawLog& log) { worlds_ = log.entries(); }
 
   // Returns the present state of the same generators and worlds.
   Generators now() const {
     Generators out;
     for (const auto& [device, state] : devices_) out.remember(device);
-    for (const auto& [world, state] : worlds_) out.worlds_.emplace_back(world, world->random_state());
+    for (const auto& [world, state] : worlds_) out.worlds_.push_back({world, world->random_state()});
     return out;
   }
 
@@ -78,7 +79,7 @@ class Generators {
   }
 
   std::vector<std::pair<c10::Device, States>> devices_;
-  std::vector<std::pair<std::shared_ptr<World>, RandomState>> worlds_;
+  std::vector<detail::DrawLog::Entry> worlds_;
 };
 
 // Sets the random state to `then` while it lives, and restores the previous state.
@@ -99,6 +100,7 @@ struct Plan {
   CheckpointOptions options;
   Generators generators;
   detail::AutocastSettings autocast;
+  bool implicit_replication = false;
   std::vector<std::size_t> places;   // positions of the defined inputs; autograd is given only these
   std::size_t count = 0;             // the number of all inputs
   std::vector<int64_t> first_sizes;  // sizes of the first input, where it is distributed
@@ -127,14 +129,16 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
   // input requires one.
   static tensor_list forward(AutogradContext* ctx, at::TensorList inputs, const at::Tensor& /*marker*/,
                              const Plan& plan) {
-    detail::saved<Plan>(ctx, "plan") = plan;
+    Plan& kept = detail::saved<Plan>(ctx, "plan") = plan;
     tensor_list saved = inputs.vec();
     if (plan.options.distribute_saved_activations) {
       saved[0] = split_into_1d_equal_chunks(saved[0], *plan.options.mesh, /*new_buffer=*/true);
     }
     ctx->save_for_backward(saved);
     ctx->set_materialize_grads(false);
+    const detail::DrawLog draws;
     tensor_list results = plan.function(all_inputs(inputs.vec(), plan));
+    kept.generators.remember(draws);
     // Autograd makes every returned tensor a result of this node. A tensor that `function` captures and returns must
     // not become one.
     for (at::Tensor& each : results) {
@@ -163,6 +167,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
       tensor_list results;
       {
         const detail::WithAutocast autocast(plan.autocast);
+        const ImplicitReplication mode(plan.implicit_replication);
         results = plan.function(all_inputs(inputs, plan));
       }
       backward_of(results, grads);
@@ -217,8 +222,9 @@ std::vector<at::Tensor> checkpoint(const CheckpointFunction& function, const std
   if (!c10::GradMode::is_enabled() || detail::in_forward_mode()) return function(inputs);
   Plan plan{.function = function,
             .options = options,
-            .generators = Generators(inputs, options),
+            .generators = Generators(inputs),
             .autocast = detail::autocast_settings(),
+            .implicit_replication = ImplicitReplication::enabled(),
             .places = {},
             .count = inputs.size(),
             .first_sizes = {}};

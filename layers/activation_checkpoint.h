@@ -15,7 +15,7 @@ struct CheckpointOptions {
   // all_gather. The input must be a plain tensor that is the same on all ranks, with a multiple of mesh.size()
   // elements.
   bool distribute_saved_activations = false;
-  // Is a 1-D mesh. It is needed to distribute, and to restore the random state of DTensors where no input is a DTensor.
+  // Is a 1-D mesh, needed to distribute.
   std::optional<DeviceMesh> mesh;
 };
 
@@ -23,11 +23,11 @@ struct CheckpointOptions {
 // Inputs may be undefined, plain or DTensors; the caller's tensors are not changed.
 //
 // For the second computation all random state is set back to what it was in forward: the CPU's default generator, those
-// of the inputs' CUDA devices, the streams of rng_tracker() (also within a fork), and the random state of DTensors on
-// the worlds of the inputs and of options.mesh. Afterwards, and when it throws, the state is again what backward found.
-// Autocast is as it was in forward, too. Default generators and streams belong to the process: ranks that are threads
-// of one process share them, so their `function` must not draw random numbers for plain tensors. Gradients of tensors
-// that `function` captures, such as parameters, are added to their .grad.
+// of the inputs' CUDA devices, the streams of rng_tracker() (also within a fork), and the random state of every World
+// from which `function` drew numbers for DTensors. Afterwards, and when it throws, the state is again what backward
+// found. Autocast and ImplicitReplication are as they were in forward, too. Default generators and streams belong to
+// the process: ranks that are threads of one process share them, so their `function` must not draw random numbers for
+// plain tensors. Gradients of tensors that `function` captures, such as parameters, are added to their .grad.
 //
 // Collectives: those of `function`, again in backward, and the all_gather above.
 // Throws std::invalid_argument, on every rank, on an input that cannot be distributed. Backward throws

@@ -41,6 +41,12 @@ at::Tensor own_copy(const at::Tensor& t, const std::optional<at::Device>& device
   return copy.set_requires_grad(t.requires_grad());
 }
 
+at::Tensor as_registered(const at::Tensor& used, const at::Tensor* registered) {
+  if (!used.defined() || is_dtensor(used) || registered == nullptr || !is_dtensor(*registered)) return used;
+  return from_local(used.detach(), mesh_of(*registered), placements_of(*registered),
+                    {.shape = registered->sizes().vec()});
+}
+
 at::Tensor parameter_on_mesh(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh,
                              const char* who) {
   if (is_dtensor(parameter)) return laid(parameter, use, mesh, who);

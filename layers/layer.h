@@ -4,12 +4,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/cloneable.h>
 
+#include "tessera/dtensor/assigned_weight.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/placement.h"
 
@@ -20,6 +22,10 @@ namespace detail {
 // Returns a copy of `t` with its own memory and the same layout, on `device` if given; it is a leaf that requires a
 // gradient if `t` does.
 at::Tensor own_copy(const at::Tensor& t, const std::optional<at::Device>& device);
+
+// Returns `used`; where it is plain and the registered parameter is a DTensor, the DTensor of which it is this rank's
+// piece, with the same memory.
+at::Tensor as_registered(const at::Tensor& used, const at::Tensor* registered);
 
 // Says how a layer uses a parameter; `sizes` are those of the whole tensor.
 struct ParameterUse {
@@ -77,9 +83,18 @@ struct LayerParameter {
 //   - after construction and after clone() every defined member with `registered` set is a parameter that LibTorch
 //     knows by the listed name, until a caller assigns another tensor to the member.
 template <class Derived>
-class Layer : public torch::nn::Cloneable<Derived> {
+class Layer : public torch::nn::Cloneable<Derived>, public HasWeight {
  public:
   using torch::nn::Cloneable<Derived>::Cloneable;
+
+  at::Tensor used_weight() const override {
+    const auto& self = static_cast<const Derived&>(*this);
+    for (const LayerParameter<Derived>& each : self.layer_parameters()) {
+      if (std::string_view(each.name) != "weight") continue;
+      return detail::as_registered(self.*each.member, this->named_parameters(/*recurse=*/false).find(each.name));
+    }
+    return {};
+  }
 
   // Registers the parameters. In a copy they still share memory with the original's: Cloneable replaces them
   // afterwards.

@@ -48,13 +48,21 @@ int64_t writing_rank(const std::vector<DeviceMesh>& meshes) {
   return meshes.front().mesh().ranks().front();
 }
 
-// Returns the whole value on the rank `writer`, and on the others of its mesh if that has the writer.
-at::Tensor whole_on(int64_t writer, const at::Tensor& tensor) {
+// Returns the whole value on the rank `writer`, and on the others of its mesh if that has the writer. An error of this
+// rank alone fails the job, since the others gather on.
+at::Tensor whole_on(int64_t writer, const at::Tensor& tensor, const char* op) {
   if (!is_dtensor(tensor)) return tensor;
   const DeviceMesh& mesh = mesh_of(tensor);
-  if (std::ranges::count(mesh.mesh().ranks(), writer) > 0) return full_tensor(tensor);
-  const DeviceMesh alone(mesh.world_ptr(), mesh.device_type(), Mesh({1}, {"writer"}, {writer}));
-  return to_local(redistribute_to(tensor, alone, {Replicate()}));
+  at::Tensor whole;
+  mesh.world().guard(op, [&] {
+    if (std::ranges::count(mesh.mesh().ranks(), writer) > 0) {
+      whole = full_tensor(tensor);
+    } else {
+      const DeviceMesh alone(mesh.world_ptr(), mesh.device_type(), Mesh({1}, {"writer"}, {writer}));
+      whole = to_local(redistribute_to(tensor, alone, {Replicate()}));
+    }
+  });
+  return whole;
 }
 
 std::string fingerprint_of(const std::vector<SafetensorsHeader>& plan, const std::string& path) {
@@ -66,13 +74,13 @@ std::string fingerprint_of(const std::vector<SafetensorsHeader>& plan, const std
 // Gathers and appends one tensor after the other. After an error the writing rank goes on gathering, since the other
 // ranks wait for it; the error is returned.
 std::exception_ptr write_in_turn(const std::vector<SafetensorsHeader>& plan, const std::vector<SavedTensor>& tensors,
-                                 int64_t writing_rank, std::optional<CheckpointWriter>& writer) {
+                                 int64_t writing_rank, std::optional<CheckpointWriter>& writer, const char* op) {
   std::unordered_map<std::string, const at::Tensor*> by_name;
   for (const SavedTensor& item : tensors) by_name.emplace(item.name, &item.tensor);
   std::exception_ptr failure;
   for (const SafetensorsHeader& header : plan) {
     for (const TensorEntry& entry : header.tensors) {
-      const at::Tensor whole = whole_on(writing_rank, *by_name.at(entry.name));
+      const at::Tensor whole = whole_on(writing_rank, *by_name.at(entry.name), op);
       if (!writer || failure) continue;
       try {
         writer->append(whole);
@@ -82,14 +90,6 @@ std::exception_ptr write_in_turn(const std::vector<SafetensorsHeader>& plan, con
     }
   }
   return failure;
-}
-
-// Finds the weights that were assigned to members below `module`, by name.
-void find_assigned(const torch::nn::Module& module, const std::string& prefix,
-                   std::map<std::string, at::Tensor>& found) {
-  const at::Tensor weight = assigned_weight(module);
-  if (weight.defined()) found.emplace(prefix + "weight", weight);
-  for (const auto& child : module.named_children()) find_assigned(*child.value(), prefix + child.key() + ".", found);
 }
 
 // Returns what module_tensors does, with tensors that a file cannot hold.
@@ -102,8 +102,7 @@ std::vector<ModuleTensor> any_tensors(const torch::nn::Module& module) {
     if (is_new) result.push_back({{}, tensor});
     result[place->second].names.push_back(name);
   };
-  std::map<std::string, at::Tensor> assigned;
-  find_assigned(module, "", assigned);
+  const std::map<std::string, at::Tensor> assigned = assigned_weights(module);
   for (const auto& item : module.named_parameters()) {
     const auto found = assigned.find(item.key());
     add(item.key(), found == assigned.end() ? item.value() : found->second);
@@ -159,7 +158,7 @@ void save_tensors(const std::function<SavedContents()>& find, const std::vector<
         if (writes) writer.emplace(path, plan);
       },
       [&] { return fingerprint_of(plan, path); });
-  const std::exception_ptr failure = write_in_turn(plan, contents.tensors, writing, writer);
+  const std::exception_ptr failure = write_in_turn(plan, contents.tensors, writing, writer, op);
   agreement.run([&] {
     if (failure) std::rethrow_exception(failure);
     // A collective on a GPU that was aborted when a rank failed gave any bytes, which must not become the file.

@@ -24,6 +24,8 @@
 namespace tessera::detail {
 namespace {
 
+thread_local DrawLog* log_of_this_thread = nullptr;  // the innermost
+
 // Is the draw number of keys that a caller's generator gives; no world's counter reaches it.
 constexpr uint64_t kOfGenerator = std::numeric_limits<uint64_t>::max();
 
@@ -113,7 +115,17 @@ bool on_gpu(const at::Tensor& out, const DrawnPart& part, DrawKey key, gpu::Draw
 
 }  // namespace
 
+DrawLog::DrawLog() : outer_(log_of_this_thread) { log_of_this_thread = this; }
+DrawLog::~DrawLog() { log_of_this_thread = outer_; }
+
+void DrawLog::note(World& world) {
+  const bool known = std::ranges::any_of(entries_, [&](const Entry& each) { return each.world.get() == &world; });
+  if (!known) entries_.push_back({.world = world.shared_from_this(), .before = world.random_state()});
+  if (outer_ != nullptr) outer_->note(world);
+}
+
 DrawKey next_draw(World& world, const std::optional<at::Generator>& user) {
+  if (log_of_this_thread != nullptr) log_of_this_thread->note(world);
   RandomState& state = world.random_state();
   if (!user || !user->defined()) return {.seed = state.seed, .draw = state.counter++, .base = state.base};
   if (state.base != nullptr) {

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -25,6 +27,28 @@ struct DrawKey {
 // Returns the world's next key and advances its counter by one; with a caller's generator, a key made of 64 bits that
 // it draws. Every rank calls it for every draw, even if it holds no part of the result.
 DrawKey next_draw(World& world, const std::optional<at::Generator>& user = std::nullopt);
+
+// While it lives, it notes every World from which this thread takes a key, with the World's state before the first one.
+// They nest: an outer one notes what an inner one does.
+class DrawLog {
+ public:
+  struct Entry {
+    std::shared_ptr<World> world;
+    RandomState before;
+  };
+  DrawLog();
+  ~DrawLog();
+  DrawLog(const DrawLog&) = delete;
+  DrawLog& operator=(const DrawLog&) = delete;
+  const std::vector<Entry>& entries() const { return entries_; }
+
+ private:
+  friend DrawKey next_draw(World& world, const std::optional<at::Generator>& user);
+  void note(World& world);
+
+  DrawLog* const outer_;
+  std::vector<Entry> entries_;
+};
 
 // Returns a seed for a LibTorch generator that draws in place of these functions.
 uint64_t seed_of(DrawKey key);

@@ -11,6 +11,7 @@
 #include <doctest/doctest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/random.h"
@@ -76,6 +77,39 @@ TESSERA_RANKS_TEST_CASE("DTensors: the draws of forward again, sharded or not", 
       for (int i = 0; i < 2; ++i) y = checkpointed ? checkpoint(function, {y})[0] : function({y})[0];
       y.sum().backward();
       return Tensors{full_tensor(y.detach()), full_tensor(x.grad()), full_tensor(at::rand_like(x.detach()))};
+    };
+    check_alike(gradients(true), gradients(false));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("DTensors that the function captures or makes are drawn again, whatever the inputs",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor w = leaf(spread(sample({4, 6}, 1), mesh, {Shard(1)}));
+  for (const bool with_input : {true, false}) {
+    CAPTURE(with_input);
+    const auto gradients = [&](bool checkpointed) {
+      manual_seed(3, mesh.world());
+      w.mutable_grad() = at::Tensor();
+      std::vector<bool> modes;
+      const ImplicitReplication guard;
+      const CheckpointFunction inner = [&](const Tensors& in) -> Tensors {
+        modes.push_back(ImplicitReplication::enabled());
+        const at::Tensor product = in.empty() ? w.pow(2) : in[0].matmul(w);
+        return {at::dropout(product, 0.5, true).pow(2)};
+      };
+      // One checkpoint is inside another.
+      const CheckpointFunction function = [&](const Tensors& in) {
+        return checkpointed ? checkpoint(inner, in) : inner(in);
+      };
+      const Tensors in = with_input ? Tensors{sample({5, 4}, 2)} : Tensors{};
+      const at::Tensor y = checkpointed ? checkpoint(function, in)[0] : function(in)[0];
+      {
+        const ImplicitReplication off(false);
+        y.sum().backward();
+      }
+      CHECK(modes == std::vector<bool>(checkpointed ? 3 : 1, true));
+      return Tensors{full_tensor(y.detach()), full_tensor(w.grad()), full_tensor(at::rand_like(w.detach()))};
     };
     check_alike(gradients(true), gradients(false));
   }

@@ -9,9 +9,12 @@
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/io/weights.h"
+#include "tessera/layers/parallel_dim.h"
 #include "tessera/layers/parallel_embedding.h"
 #include "tessera/layers/parallel_linear.h"
 #include "tessera/mesh/collectives/collectives.h"
+#include "tessera/tests/dtensor/io/shared_folder.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
@@ -110,4 +113,47 @@ TESSERA_RANKS_TEST_CASE("dimensions before the others, replicas of data, and wha
   ColumnParallelLinear up = layers.up;
   CHECK_FALSE(up->get_extra_state().defined());
   up->set_extra_state(at::ones({2}, on(at::kFloat)));  // another library's state, which this layer ignores
+}
+
+namespace {
+
+// A table of 24 words and a head over them. Where `tied` is true, the head's member is the table's weight; where
+// `piece` is true, it is this rank's piece of another tensor.
+struct TableAndHead : torch::nn::Module {
+  TableAndHead(const DeviceMesh& mesh, bool tied, bool piece = false)
+      : table(register_module("table", ParallelEmbedding(ParallelEmbeddingOptions(24, 6), mesh))),
+        head(register_module("head", ParallelLinear(6, 24, mesh, ParallelDimOptions{.bias = false, .dim = 1}))) {
+    if (tied) head->weight = table->weight;
+    if (piece) {
+      head->weight = to_local(distribute_tensor(sample({24, 6}, 4, at::kFloat), mesh, placements_of(head->weight)));
+    }
+  }
+  ParallelEmbedding table;
+  ParallelLinear head;
+};
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("a weight assigned to a layer is what is saved and loaded, not the one left behind",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  TableAndHead saved(mesh, true);
+  {
+    const c10::NoGradGuard none;
+    saved.table->weight.copy_(spread(sample({24, 6}, 2, at::kFloat), mesh, placements_of(saved.table->weight)));
+  }
+  save_weights(saved, folder / "tied");
+  TableAndHead loaded(mesh, true), apart(mesh, false);
+  load_weights(loaded, folder / "tied");
+  CHECK(same(full_tensor(loaded.head->weight.detach()), sample({24, 6}, 2, at::kFloat)));
+  CHECK(loaded.head->weight.is_same(loaded.table->weight));
+  CHECK_THROWS_WITH_AS(load_weights(apart, folder / "tied"), doctest::Contains("head.weight"), std::exception);
+  for (const ShardedTensorEntry& each : sharded_state_dict(saved)) {
+    CHECK(each.local.data_ptr() == to_local(saved.table->weight).data_ptr());
+  }
+  const TableAndHead with_piece(mesh, false, true);
+  save_weights(with_piece, folder / "piece");
+  load_weights(apart, folder / "piece");
+  CHECK(same(full_tensor(apart.head->weight.detach()), sample({24, 6}, 4, at::kFloat)));
 }
