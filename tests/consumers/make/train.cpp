@@ -5,10 +5,7 @@
 
 #include <torch/torch.h>
 
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/mesh/device_mesh.h"
-#include "tessera/styles/parallelize.h"
-#include "tessera/version.h"
+#include "tessera/tessera.h"
 
 namespace {
 
