@@ -13,8 +13,14 @@
 namespace tessera {
 namespace {
 
-// The collectives of one group on one rank, by their numbers.
-using Collectives = std::map<int64_t, const Record*>;
+// Holds the collectives that one rank has begun on one group.
+struct Begun {
+  std::map<int64_t, const Record*> records;  // by their numbers
+  int64_t count = 0;  // how many there were; the ring may have lost the records of the first ones
+
+  // Returns the number of the first one that is known: one that has a record, or the next to begin.
+  int64_t first() const { return records.empty() ? count + 1 : records.begin()->first; }
+};
 
 struct Group {
   std::string mesh_dim;
@@ -29,13 +35,14 @@ struct Parting {
   std::map<int64_t, const Record*> began;  // by rank; null: it did not come
 };
 
-std::map<Group, std::map<int64_t, Collectives>> collectives_by_group(const std::vector<RankRecords>& ranks) {
-  std::map<Group, std::map<int64_t, Collectives>> groups;
+std::map<Group, std::map<int64_t, Begun>> collectives_by_group(const std::vector<RankRecords>& ranks) {
+  std::map<Group, std::map<int64_t, Begun>> groups;
   for (const RankRecords& one : ranks) {
     for (const Record& record : one.records) {
       if (record.kind != RecordKind::kCollective) continue;
-      groups[{record.mesh_dim, record.ranks}][one.rank][record.serial] = &record;
+      groups[{record.mesh_dim, record.ranks}][one.rank].records[record.serial] = &record;
     }
+    for (const CollectiveCount& each : one.counts) groups[{each.mesh_dim, each.ranks}][one.rank].count = each.count;
   }
   // A rank that came to no collective of a group of its own has parted from the others at the first.
   for (auto& [group, by_rank] : groups) {
@@ -48,20 +55,19 @@ std::map<Group, std::map<int64_t, Collectives>> collectives_by_group(const std::
 
 bool alike(const Record& a, const Record& b) { return a.name == b.name && a.op == b.op && a.path == b.path; }
 
-std::optional<Parting> parting_in(const Group& group, const std::map<int64_t, Collectives>& by_rank) {
+std::optional<Parting> parting_in(const Group& group, const std::map<int64_t, Begun>& by_rank) {
   int64_t first = 1, last = 0;
-  for (const auto& [rank, collectives] : by_rank) {
-    if (collectives.empty()) continue;
-    first = std::max(first, collectives.begin()->first);
-    last = std::max(last, collectives.rbegin()->first);
+  for (const auto& [rank, begun] : by_rank) {
+    first = std::max(first, begun.first());
+    if (!begun.records.empty()) last = std::max(last, begun.records.rbegin()->first);
   }
   for (int64_t serial = first; serial <= last; ++serial) {
     Parting here{.group = group, .serial = serial, .begin_ns = std::numeric_limits<int64_t>::max(), .began = {}};
     const Record* any = nullptr;
     bool parts = false;
-    for (const auto& [rank, collectives] : by_rank) {
-      const auto found = collectives.find(serial);
-      const Record* const record = found == collectives.end() ? nullptr : found->second;
+    for (const auto& [rank, begun] : by_rank) {
+      const auto found = begun.records.find(serial);
+      const Record* const record = found == begun.records.end() ? nullptr : found->second;
       here.began[rank] = record;
       parts |= record == nullptr || (any != nullptr && !alike(*any, *record));
       if (record == nullptr) continue;

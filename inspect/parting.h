@@ -13,7 +13,8 @@ namespace tessera {
 // whose records are missing, as those of a killed process, are listed.
 //
 // Collectives of a group are compared by their numbers (Record::serial), which are alike on all ranks as long as the
-// recorder was on. Where a ring has lost a rank's older records, the comparison starts behind them.
+// recorder was on. Where a ring has lost a rank's older records, also all that it had of a group, the comparison starts
+// behind them.
 std::string where_ranks_part(const std::vector<RankRecords>& ranks);
 
 }  // namespace tessera

@@ -150,6 +150,23 @@ bool holds_daemons(const EnvironmentVariables& variables, const Found& slurm, co
   return !nodes.empty() && *slurm.size == parse_number("SLURM_STEP_NUM_NODES", nodes) && *chosen.size > *slurm.size;
 }
 
+std::optional<Found> find_slurm(const EnvironmentVariables& variables) {
+  return find_launcher(variables, *std::ranges::find(launchers(), std::string("Slurm"), &Names::launcher));
+}
+
+// Returns whether `found`, Slurm's set or that of the PMI by which srun and mpirun serve MPI, gives the place of the
+// one task on this node that runs torchrun. torchrun has started this very process and numbers ranks as it likes, so
+// what the set says is of another process, also where the numbers are alike. srun gives PMI_RANK and PMI_SIZE without
+// local numbers: then those of its step count.
+bool is_around_torchrun(const EnvironmentVariables& variables, const Found& found, const Found& chosen) {
+  if (chosen.launcher != "torchrun" || !variables.contains("TORCHELASTIC_RUN_ID")) return false;
+  if (found.launcher == "MPICH" && found.local_size.has_value()) return found.local_size == 1;
+  if (found.launcher != "MPICH" && found.launcher != "Slurm") return false;
+  const std::optional<Found> slurm = find_slurm(variables);
+  if (!slurm.has_value() || slurm->rank != found.rank || slurm->size != found.size) return false;
+  return slurm->local_size == 1 || value_or_empty(variables, "SLURM_STEP_NUM_NODES") == std::to_string(*slurm->size);
+}
+
 // Returns the first set that is present, after comparing it with the others.
 std::optional<Found> choose(const EnvironmentVariables& variables) {
   std::optional<Found> chosen;
@@ -163,6 +180,7 @@ std::optional<Found> choose(const EnvironmentVariables& variables) {
     }
     if (found->rank == chosen->rank && found->size == chosen->size) continue;
     if (found->launcher == "Slurm" && holds_daemons(variables, *found, *chosen)) continue;
+    if (is_around_torchrun(variables, *found, *chosen)) continue;
     throw std::invalid_argument(fmt::format(
         "environment: {} and {} disagree about this process: {} against {}; unset one set, or set TESSERA_RANK and "
         "TESSERA_WORLD_SIZE",
@@ -253,13 +271,16 @@ void read_timeout(const EnvironmentVariables& variables, Environment& environmen
   environment.timeout_seconds = seconds;
 }
 
-// Returns the MPI launcher whose variables have the rank and size of `chosen`, or "".
+// Returns the MPI launcher whose variables give this process the rank and size of `chosen`, or "".
 std::string mpi_launcher(const EnvironmentVariables& variables, const Found& chosen) {
   for (const Names& names : launchers()) {
     if (names.launcher != "Open MPI" && names.launcher != "MPICH") continue;
     const std::optional<Found> found = find_launcher(variables, names);
-    if (found.has_value() && found->rank == chosen.rank && found->size == chosen.size) return names.launcher;
+    if (!found.has_value() || is_around_torchrun(variables, *found, chosen)) continue;
+    if (found->rank == chosen.rank && found->size == chosen.size) return names.launcher;
   }
+  const std::optional<Found> slurm = chosen.launcher == "torchrun" ? find_slurm(variables) : std::nullopt;
+  if (slurm.has_value() && is_around_torchrun(variables, *slurm, chosen)) return "";
   // srun --mpi=pmix sets only the rank.
   return value_or_empty(variables, "PMIX_RANK") == std::to_string(*chosen.rank) ? "PMIx" : "";
 }

@@ -57,8 +57,10 @@ struct Environment {
 //              (SLURM_STEP_ID): a plain salloc or sbatch shell has SLURM_NTASKS too and is one process
 // TESSERA_* is explicit and is compared with nothing. The other sets must agree on rank and size where several are
 // present. A Slurm step with one task per node in which another launcher has started more ranks holds that launcher's
-// daemons, not ranks, and is ignored. Without local variables all ranks count as being on one host when TESSERA_STORE
-// is set or MASTER_ADDR is a loopback address; otherwise each rank counts as alone on its host.
+// daemons, not ranks, and is ignored. So are the sets of Slurm and MPICH where they describe one task on this node, in
+// which torchrun itself (TORCHELASTIC_RUN_ID) has started this process, as in `srun --ntasks-per-node=1 torchrun`.
+// Without local variables all ranks count as being on one host when TESSERA_STORE is set or MASTER_ADDR is a loopback
+// address; otherwise each rank counts as alone on its host.
 //
 // Throws std::invalid_argument, listing the variables seen, on sets that disagree, an incomplete set, values that are
 // not whole numbers, ranks outside [0, size), and TESSERA_BACKEND=mpi for several processes to which no MPI launcher

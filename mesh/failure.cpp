@@ -310,15 +310,20 @@ FailureBoard::Missing FailureBoard::look_who_is_missing(const std::vector<int64_
   return missing;
 }
 
+std::vector<int64_t> FailureBoard::everyone() const {
+  std::vector<int64_t> ranks(static_cast<std::size_t>(options_.size));
+  std::iota(ranks.begin(), ranks.end(), int64_t{0});
+  return ranks;
+}
+
 // The rank that serves the store ends after the others have looked: else those would find that it does not answer.
 void FailureBoard::let_others_look() {
   store_->set(looked_key(options_.rank), std::string("1"));
   if (!options_.rank_0_serves_store || options_.rank != 0) return;
-  std::vector<int64_t> everyone(static_cast<std::size_t>(options_.size));
-  std::iota(everyone.begin(), everyone.end(), int64_t{0});
-  const std::vector<int64_t> absent = without_key(everyone, came_key, std::chrono::milliseconds::zero());
+  const std::vector<int64_t> all = everyone();
+  const std::vector<int64_t> absent = without_key(all, came_key, std::chrono::milliseconds::zero());
   std::vector<int64_t> came;
-  std::ranges::set_difference(everyone, absent, std::back_inserter(came));
+  std::ranges::set_difference(all, absent, std::back_inserter(came));
   without_key(came, looked_key, kOthersLook);
 }
 
@@ -352,11 +357,8 @@ std::string FailureBoard::who_is_missing(const std::vector<int64_t>& ranks,
 
 void FailureBoard::keep_store_for_others(std::chrono::milliseconds patience) noexcept {
   if (options_.rank_0_serves_store && options_.rank != 0) return;
-  try_in_store("the store ended early", [&] {
-    std::vector<int64_t> everyone(static_cast<std::size_t>(options_.size));
-    std::iota(everyone.begin(), everyone.end(), int64_t{0});
-    without_key(everyone, options_.rank_0_serves_store ? known_key : process_key, patience);
-  });
+  try_in_store("the store ended early",
+               [&] { without_key(everyone(), options_.rank_0_serves_store ? known_key : process_key, patience); });
 }
 
 }  // namespace tessera

@@ -120,6 +120,7 @@ class FailureBoard {
 
  private:
   void join();
+  std::vector<int64_t> everyone() const;
   // Says to the others that this rank cannot join them. Returns whether the store has taken that.
   bool publish_joining(const std::string& text) noexcept;
   bool is_old_job(const std::string& size) noexcept;

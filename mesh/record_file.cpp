@@ -50,6 +50,23 @@ Record record_of(const Json& line, int64_t rank) {
   return r;
 }
 
+Json to_json(const std::vector<CollectiveCount>& counts) {
+  Json out = Json::array();
+  for (const CollectiveCount& each : counts) out.push_back(Json::array({each.mesh_dim, each.ranks, each.count}));
+  return out;
+}
+
+// Files of earlier versions have no such counts.
+std::vector<CollectiveCount> counts_in(const Json& head) {
+  std::vector<CollectiveCount> counts;
+  for (const Json& each : head.value("collectives", Json::array())) {
+    counts.push_back({.mesh_dim = each.at(0).get<std::string>(),
+                      .ranks = each.at(1).get<std::vector<int64_t>>(),
+                      .count = each.at(2).get<int64_t>()});
+  }
+  return counts;
+}
+
 // Text of users may hold bytes that are no UTF-8.
 std::string dump(const Json& line) { return line.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
@@ -62,6 +79,7 @@ RankRecords read_records(const fs::path& path) {
     const Json head = Json::parse(line);
     out.rank = head.at("rank").get<int64_t>();
     out.failure = head.at("failure").get<std::string>();
+    out.counts = counts_in(head);
     while (std::getline(file, line)) out.records.push_back(record_of(Json::parse(line), out.rank));
   } catch (const std::exception& error) {
     throw std::runtime_error(fmt::format("{} does not hold a rank's records: {}", path.string(), error.what()));
@@ -70,7 +88,8 @@ RankRecords read_records(const fs::path& path) {
 }
 
 std::string text_of(const RankRecords& records) {
-  std::string out = dump({{"rank", records.rank}, {"failure", records.failure}}) + '\n';
+  const Json head = {{"rank", records.rank}, {"failure", records.failure}, {"collectives", to_json(records.counts)}};
+  std::string out = dump(head) + '\n';
   for (const Record& each : records.records) out += dump(to_line(each)) + '\n';
   return out;
 }

@@ -11,8 +11,9 @@ namespace tessera {
 // Holds what one rank's recorder held when its job failed.
 struct RankRecords {
   int64_t rank = 0;
-  std::string failure;          // the text that this rank threw or saw
-  std::vector<Record> records;  // oldest first
+  std::string failure;                  // the text that this rank threw or saw
+  std::vector<CollectiveCount> counts;  // of the collectives that it has begun; empty in files of earlier versions
+  std::vector<Record> records;          // oldest first; of some of these collectives the ring holds none any more
   friend bool operator==(const RankRecords&, const RankRecords&) = default;
 };
 

@@ -188,6 +188,16 @@ std::vector<Record> Recorder::records(std::size_t most) const {
   return out;
 }
 
+std::vector<CollectiveCount> Recorder::collective_counts() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<CollectiveCount> counts;
+  for (const Group& group : groups_) {
+    counts.push_back(
+        {.mesh_dim = group.mesh_dim, .ranks = group.ranks, .count = group.collectives.load(std::memory_order_relaxed)});
+  }
+  return counts;
+}
+
 std::string to_string(const Record& record) {
   std::string text = fmt::format("#{} {}", record.sequence, record.name);
   if (!record.op.empty()) text += fmt::format(" of {}", record.op);

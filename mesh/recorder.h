@@ -49,6 +49,14 @@ struct Record {
   friend bool operator==(const Record&, const Record&) = default;
 };
 
+// Says how many collectives a rank has begun on one mesh dimension with these ranks. It is a value.
+struct CollectiveCount {
+  std::string mesh_dim;
+  std::vector<int64_t> ranks;
+  int64_t count = 0;  // the serial of the last one
+  friend bool operator==(const CollectiveCount&, const CollectiveCount&) = default;
+};
+
 // Returns one line, such as "#7 all_reduce of aten::mm (up.weight) on tp, no. 3 of ranks 0, 1, 4096 bytes, 0.125 ms".
 std::string to_string(const Record& record);
 // Returns one line for each record.
@@ -81,6 +89,9 @@ class Recorder {
 
   // Returns the records that are in the ring, oldest first, at most the last `most` of them. Does not communicate.
   std::vector<Record> records(std::size_t most = std::numeric_limits<std::size_t>::max()) const;
+  // Returns how many collectives have been numbered, also those whose records were overwritten, in the order in which
+  // the mesh dimensions first had one. Does not communicate.
+  std::vector<CollectiveCount> collective_counts() const;
 
   // Records what is done while it lives:
   //   const Recorder::Span span(mesh.world().recorder(), "forward");

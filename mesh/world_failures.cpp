@@ -4,6 +4,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -77,7 +78,11 @@ void World::Impl::keep_records(const Recorder& recorder, const std::string& fail
   records_kept = !may_change;
   const SpareDescriptor::Loan loan = board->lend_descriptor();
   try {
-    write_records(options.records_folder, {.rank = options.rank, .failure = failure, .records = recorder.records()});
+    // The counts come first: a collective that begins meanwhile has a record, and must not seem to have lost it.
+    std::vector<CollectiveCount> counts = recorder.collective_counts();
+    write_records(
+        options.records_folder,
+        {.rank = options.rank, .failure = failure, .counts = std::move(counts), .records = recorder.records()});
   } catch (const std::exception& error) {
     spdlog::warn("{}", error.what());  // the failure itself matters more
   }

@@ -1,5 +1,19 @@
 # The scripts beside it source this file, in the repository's root.
 
+# print_head SCRIPT: prints the comment at the head of a script, which is its help.
+print_head() {
+  sed -n '2,${/^#/!q;s/^# \{0,1\}//p}' "$1"
+}
+
+# answer_help SCRIPT ARGUMENTS: where one of the arguments asks for help, prints the script's, and ends the script.
+answer_help() {
+  local script=$1 argument
+  shift
+  for argument in "$@"; do
+    if [[ $argument == -h || $argument == --help ]]; then print_head "$script" && exit 0; fi
+  done
+}
+
 # Prints the folder of built programs, for the flags that they were built with.
 tessera_bin() {
   bazel info "$@" bazel-bin 2>/dev/null

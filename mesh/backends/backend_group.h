@@ -25,7 +25,7 @@ namespace tessera {
 struct WaitError : std::runtime_error {
   enum class Cause {
     kTimeout,
-    kLeft,  // a rank that is a thread has returned from its body, or its World is gone
+    kLeft,  // over MPI, a process has come to its end; a rank that is a thread has returned, or its World is gone
     kLost,  // GroupRequest::lost returned true, or the backend has failed
   };
   WaitError(Cause why, const std::string& text, std::vector<int64_t> for_ranks)

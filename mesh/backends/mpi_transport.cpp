@@ -7,10 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <iostream>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -21,6 +19,8 @@
 #include <mpi.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "tessera/mesh/backends/mpi_members.h"
+#include "tessera/mesh/core/last_words.h"
 #include "tessera/mesh/core/within.h"
 
 namespace tessera {
@@ -161,24 +161,10 @@ std::vector<int64_t> missing_at_end(int mine, Clock::time_point deadline) {
   return {};
 }
 
-// Ends this process at once, since a thread may be in MPI. Whoever reads a stream may have stopped, so that what the
-// streams hold is written on a thread of its own.
-[[noreturn]] void leave_without_mpi(const std::string& why) {
-  try {
-    within(kLastPatience, "writing the last words", [why] {
-      fmt::print(stderr, "{}\n", why);
-      std::cout.flush();
-      std::fflush(nullptr);
-    });
-  } catch (const std::exception&) {
-    // The exit code has to do.
-  }
-  std::_Exit(EXIT_FAILURE);
-}
-
 // Runs at exit(), when no World may be left. MPI_Finalize waits for all ranks and cannot be interrupted. So the ranks
-// first wait for each other here, which says who does not come, and MPI_Finalize has a thread of its own. The standard
-// wants the thread that started MPI, which has ended like every thread of within(); Open MPI does not insist on it.
+// first wait for each other here, which says who does not come, and MPI_Finalize has a thread of its own, in which it
+// may stay. The standard wants the thread that started MPI, which has ended like every thread of within(); Open MPI
+// does not insist on it.
 void end_mpi() {
   Process& here = process();
   if (here.owner != ::getpid() || asked(MPI_Finalized) || here.has_failed) return;
@@ -196,47 +182,22 @@ void end_mpi() {
     const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
     within(std::max(left, kLastPatience), "MPI_Finalize", [] { MPI_Finalize(); });
   } catch (const std::exception& error) {
-    leave_without_mpi(fmt::format(
-        "MPI: rank {} has come to its end, and MPI cannot be ended: {}; a rank that does not come was stopped, has "
-        "left without exit(), or still works: let all ranks end within their time limit, or set a longer one with "
-        "TESSERA_TIMEOUT",
-        rank, error.what()));
+    leave_at_once(
+        fmt::format(
+            "MPI: rank {} has come to its end, and MPI cannot be ended: {}; a rank that does not come was stopped, has "
+            "left without exit(), or still works: let all ranks end within their time limit, or set a longer one with "
+            "TESSERA_TIMEOUT",
+            rank, error.what()),
+        kLastPatience);
   }
 }
 
-// Writes `mine` to the store, waits for all members, and returns what all of them wrote, in the order of ranks.
-std::vector<std::string> meet(const GroupRequest& request, const char* what, const std::string& mine) {
-  const auto key = [&](int rank) { return fmt::format("{}/{}", what, rank); };
-  request.store->set(key(request.rank), mine);
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < request.size; ++rank) keys.push_back(key(rank));
-  request.store->wait(keys);
-  std::vector<std::string> all;
-  for (const std::string& each : keys) all.push_back(request.store->get_to_str(each));
-  return all;
-}
-
-// Returns the members' ranks in MPI_COMM_WORLD.
-std::vector<int> mpi_ranks(const GroupRequest& request) {
-  int mine = 0;
-  check(MPI_Comm_rank(MPI_COMM_WORLD, &mine), "MPI_Comm_rank");
-  std::vector<int> ranks;
-  for (const std::string& text : meet(request, "mpi_rank", std::to_string(mine))) ranks.push_back(std::stoi(text));
-  std::vector<int> sorted = ranks;
-  std::sort(sorted.begin(), sorted.end());
-  if (std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end()) return ranks;
-  throw std::runtime_error(fmt::format(
-      "MPI counts the members of this group as its ranks [{}], which are not {} different processes of one job; "
-      "start them with the mpirun of this MPI ({}), or with tools/launch --backend mpi",
-      fmt::join(ranks, ", "), request.size, mpi_flavor()));
-}
-
-// Returns a tag for MPI_Comm_create_group. Another group that makes a communicator at the same time has other ranks, so
-// it nearly always has another tag.
-int tag_of(const std::vector<int>& ranks, int which) {
-  uint32_t hash = 2166136261U;
-  for (const int rank : ranks) hash = (hash ^ static_cast<uint32_t>(rank)) * 16777619U;
-  return static_cast<int>(hash % 16000U) * 2 + which;
+// Says whether the process that is `rank` of MPI_COMM_WORLD has told this one that it has come to its end.
+bool has_come_to_its_end(int rank) {
+  if (process().ends == MPI_COMM_NULL) return false;  // the program has started MPI itself
+  int is_told = 0;
+  check(MPI_Iprobe(rank, 0, process().ends, &is_told, MPI_STATUS_IGNORE), "MPI_Iprobe");
+  return is_told != 0;
 }
 
 }  // namespace
@@ -257,7 +218,7 @@ void start_mpi(const GroupRequest& world) {
   // MPI_Init waits for every process and cannot be interrupted, so the ranks first wait for each other in the store,
   // and a rank that is lost then is left to a thread that nobody waits for.
   const Clock::time_point begin = Clock::now();
-  meet(world, "start", "here");
+  meet_in_store(world, "start", "here");
   const auto waited = std::chrono::duration_cast<Milliseconds>(Clock::now() - begin);
   const std::lock_guard lock(process().mutex);
   if (asked(MPI_Finalized))
@@ -286,18 +247,17 @@ void start_mpi(const GroupRequest& world) {
 }
 
 struct MpiTransport::Communicators {
-  explicit Communicators(const std::vector<int>& ranks) {
+  explicit Communicators(std::vector<int> ranks) : members(std::move(ranks)) {
     MPI_Group world = MPI_GROUP_NULL;
-    MPI_Group members = MPI_GROUP_NULL;
+    MPI_Group group = MPI_GROUP_NULL;
     check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
-    check(MPI_Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &members), "MPI_Group_incl");
+    check(MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group), "MPI_Group_incl");
     for (std::size_t i = 0; i < all.size(); ++i) {
-      check(MPI_Comm_create_group(MPI_COMM_WORLD, members, tag_of(ranks, static_cast<int>(i)), &all[i]),
+      check(MPI_Comm_create_group(MPI_COMM_WORLD, group, mpi_group_tag(members, static_cast<int>(i)), &all[i]),
             "MPI_Comm_create_group");
       check(MPI_Comm_set_errhandler(all[i], MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     }
-    MPI_Group_free(&members);
-    MPI_Group_free(&world);
+    for (MPI_Group* each : {&group, &world}) MPI_Group_free(each);
   }
 
   ~Communicators() {
@@ -307,11 +267,15 @@ struct MpiTransport::Communicators {
 
   MPI_Comm of(Channel channel) const { return all[static_cast<std::size_t>(channel)]; }
 
+  const std::vector<int> members;  // their ranks in MPI_COMM_WORLD, in the group's order
   std::array<MPI_Comm, 2> all{MPI_COMM_NULL, MPI_COMM_NULL};
 };
 
-MpiTransport::MpiTransport(GroupRequest request)
-    : request_(std::move(request)), communicators_(std::make_unique<Communicators>(mpi_ranks(request_))) {}
+MpiTransport::MpiTransport(GroupRequest request) : request_(std::move(request)) {
+  int mine = 0;
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &mine), "MPI_Comm_rank");
+  communicators_ = std::make_unique<Communicators>(mpi_ranks_of(request_, mine));
+}
 
 MpiTransport::~MpiTransport() = default;
 
@@ -346,15 +310,32 @@ void MpiTransport::receive(MpiRequests& requests, char* data, int64_t bytes, int
   }
 }
 
-// Returns whether waiting is useless: GroupRequest::lost was true for the same awaited ranks at this check and at the
-// one before, and the requests are still not complete. One check is not enough: messages that a rank sent before it
-// ended may not have been received by then.
+// Returns those of `awaited` (global ranks) whose processes have come to their end: they will send nothing any more.
+std::vector<int64_t> MpiTransport::left_of(const std::vector<int64_t>& awaited) const {
+  std::vector<int64_t> left;
+  for (const int64_t rank : awaited) {
+    const auto place = std::find(request_.ranks.begin(), request_.ranks.end(), rank) - request_.ranks.begin();
+    if (has_come_to_its_end(communicators_->members.at(static_cast<std::size_t>(place)))) left.push_back(rank);
+  }
+  return left;
+}
+
+// Returns whether waiting is useless: at this check and at the one before, one of the same awaited ranks had come to
+// its end or GroupRequest::lost was true for them, and the requests are still not complete. One check is not enough:
+// messages that a rank sent before it ended may not have been received by then.
 bool MpiTransport::is_in_vain(MpiRequests& requests, std::vector<int64_t>& lost_before) const {
   std::vector<int64_t> lost = awaited(requests, request_.ranks);
-  if (lost.empty() || !request_.lost(lost)) lost.clear();
+  if (lost.empty() || (left_of(lost).empty() && !request_.lost(lost))) lost.clear();
   const bool again = !lost.empty() && lost == lost_before;
   lost_before = std::move(lost);
   return again && !soon_done(requests);
+}
+
+void MpiTransport::throw_lost(const MpiRequests& requests) const {
+  const std::vector<int64_t> left = left_of(awaited(requests, request_.ranks));
+  if (left.empty()) throw_wait_error(requests, WaitError::Cause::kLost, "gave up");
+  throw WaitError(WaitError::Cause::kLeft, fmt::format("MPI: ranks [{}] have come to their end", fmt::join(left, ", ")),
+                  left);
 }
 
 void MpiTransport::throw_wait_error(const MpiRequests& requests, WaitError::Cause cause,
@@ -382,7 +363,7 @@ void MpiTransport::wait(MpiRequests& requests, std::chrono::milliseconds timeout
     if (now - start >= timeout)
       throw_wait_error(requests, WaitError::Cause::kTimeout, fmt::format("timed out after {} ms", timeout.count()));
     if (now >= next_look) {
-      if (is_in_vain(requests, lost_before)) throw_wait_error(requests, WaitError::Cause::kLost, "gave up");
+      if (is_in_vain(requests, lost_before)) throw_lost(requests);
       next_look = now + kLookForFailure;
     }
     if (naps) {

@@ -49,7 +49,8 @@ class MpiTransport {
   // one has failed or the transport is closed.
   bool test(MpiRequests& requests);
   // Waits until test() is true. Throws std::runtime_error when MPI fails or the transport is closed, and WaitError when
-  // GroupRequest::lost returns true for the ranks it waits for, or `timeout` after `start`.
+  // GroupRequest::lost returns true for the ranks it waits for, when one of them has come to its end, or `timeout`
+  // after `start`.
   void wait(MpiRequests& requests, std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point start);
 
   // Makes this rank's current wait, and every later one, throw. Any thread may call it, any number of times.
@@ -61,7 +62,9 @@ class MpiTransport {
  private:
   struct Communicators;
   void check_open() const;
+  std::vector<int64_t> left_of(const std::vector<int64_t>& awaited) const;
   bool is_in_vain(MpiRequests& requests, std::vector<int64_t>& lost_before) const;
+  [[noreturn]] void throw_lost(const MpiRequests& requests) const;
   [[noreturn]] void throw_wait_error(const MpiRequests& requests, WaitError::Cause cause,
                                      const std::string& what) const;
 

@@ -58,6 +58,9 @@ TEST_CASE("the judge holds nothing against an outcome that is as promised") {
   Outcome at_the_end = as_promised();
   at_the_end.ranks[0] = {.ended = 100.1, .done = true};
   CHECK(missed(at_the_end).empty());
+  Outcome over_mpi = as_promised();
+  over_mpi.ranks[0].errors = {"rank 0: the job has failed: a peer was lost: MPI: ranks [2] have come to their end"};
+  CHECK(missed(over_mpi).empty());
 }
 
 TEST_CASE("the judge allows five seconds, however long the limit, where survivors need not wait for it") {

@@ -135,7 +135,7 @@ std::set<int64_t> blamed_ranks(const std::string& text) {
       "the planned fault)");
   // A text that all ranks get alike begins with the rank whose error it is.
   static const std::regex owner("^rank ([0-9]+): (?!the job has failed)");
-  static const std::regex several("ranks? \\[([0-9, ]+)\\](?: do not answer| did not come|: )");
+  static const std::regex several("ranks? \\[([0-9, ]+)\\](?: do not answer| did not come| have come to their end|: )");
   std::set<int64_t> ranks;
   for (const std::regex& pattern : {one, owner, several}) {
     for (auto each = std::sregex_iterator(text.begin(), text.end(), pattern); each != std::sregex_iterator(); ++each) {

@@ -194,7 +194,11 @@ void Trials::run_job_trial(Trial& trial) {
   Outcome& outcome = trial.outcome;
   outcome.fault_time = run.fault_time();
   if (trial.plan.rank >= 0) outcome.victims = {trial.plan.rank};
-  if (outcome.fault_time && trial.row.expected != Expected::kEndsWell) outcome.all_ended = run.all_ended;
+  // Over MPI a rank that calls exit() waits there for the others, and these leave without ending MPI.
+  const bool waits_at_exit = backend_ == "mpi" && trial.plan.fault == "exit";
+  if (outcome.fault_time && trial.row.expected != Expected::kEndsWell && !waits_at_exit) {
+    outcome.all_ended = run.all_ended;
+  }
   for (int64_t rank = 0; rank < trial.size; ++rank) outcome.ranks[rank] = run.outcome_of(rank);
   const bool says = trial.row.says_own_error ||
                     (trial.row.name == "no_descriptor" && trial.plan.lasting && trial.plan.place != "other");
@@ -306,8 +310,7 @@ TrialReport Trials::run(const Row& row, uint64_t seed, const std::optional<Fault
   trial.outcome.expected = row.expected;
   trial.outcome.names_victim = row.names_victim;
   trial.outcome.limit_s = static_cast<double>(trial.limit_s);
-  // MPI does not notice a rank that calls exit() while others communicate.
-  trial.outcome.is_noticed = row.is_noticed && !(backend_ == "mpi" && plan.fault == "exit");
+  trial.outcome.is_noticed = row.is_noticed;
   trial.outcome.any_values = row.expected == Expected::kIsOver;
   fs::create_directory(trial.path("tmp"));
   const Before before({trial.path("tmp"), fs::temp_directory_path()});

@@ -86,11 +86,31 @@ TEST_CASE("the earliest parting of several groups is shown, and what a ring has 
             .starts_with("All ranks have begun the same collectives.\n"));
 }
 
+TEST_CASE("a rank whose ring has lost all its records of a group counts as having come to these collectives") {
+  RankRecords other = rank(1, {collective(90, "barrier", "", "dp")});
+  other.counts = {{.mesh_dim = "tp", .ranks = {0, 1}, .count = 6}};
+  const RankRecords both =
+      rank(0, {collective(5, "all_reduce"), collective(6, "all_reduce"), collective(90, "barrier", "", "dp")});
+  const std::string same = where_ranks_part({both, other});
+  CAPTURE(same);
+  CHECK(same.starts_with("All ranks have begun the same collectives.\n"));
+  RankRecords more = both;
+  more.records.push_back(collective(7, "all_gather"));
+  const std::string text = where_ranks_part({more, other});
+  CAPTURE(text);
+  CHECK(has(text, "in collective 7 on mesh dimension tp of ranks 0, 1:\n  rank 0: #7 all_gather"));
+  CHECK(has(text, "  rank 1 did not come to it\n"));
+  // A file of an earlier version does not say how many there were.
+  other.counts.clear();
+  CHECK(has(where_ranks_part({both, other}), "in collective 5 on mesh dimension tp"));
+}
+
 TEST_CASE("records of any text go to a file and back; other files are refused") {
   const PrivateFolder folder;
   Record odd = collective(3, "all_reduce", "a \"quoted\"\n path");
   odd.waited_from_ns = 7;
-  const RankRecords written = rank(11, {odd, collective(4, "barrier")}, "a text\nof two lines");
+  RankRecords written = rank(11, {odd, collective(4, "barrier")}, "a text\nof two lines");
+  written.counts = {{.mesh_dim = "tp", .ranks = {0, 11}, .count = 4}, {.mesh_dim = "0", .ranks = {11}, .count = 0}};
   write_records(folder.path() + "/new", written);
   write_records(folder.path() + "/new", rank(2, {}));
   write_records(folder.path() + "/new", written);
@@ -98,6 +118,9 @@ TEST_CASE("records of any text go to a file and back; other files are refused") 
   REQUIRE(read.size() == 2);
   CHECK(read[0] == rank(2, {}));
   CHECK(read[1] == written);
+  // An earlier version wrote no counts.
+  std::ofstream(records_file(folder.path() + "/new", 3)) << "{\"failure\": \"x\", \"rank\": 3}\n";
+  CHECK(read_all_records(folder.path() + "/new").at(1) == rank(3, {}, "x"));
   check_refused<std::invalid_argument>([&] { read_all_records(folder.path() + "/missing"); },
                                        "holds no rank's records");
   std::ofstream(records_file(folder.path() + "/new", 3)) << "{\"rank\": 3, \"failure\": \"\"}\n[1, 77]\n";

@@ -158,6 +158,34 @@ TEST_CASE("a Slurm step of one task per node holds the daemons of the launcher i
       "Open MPI", {1, 4, 1, 4});
 }
 
+TEST_CASE("srun starts one torchrun per node: Slurm's variables, and those that it sets for MPI, are of that one") {
+  // torchrun numbers the nodes in another order.
+  const EnvironmentVariables alone =
+      with(kTorchrun, {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
+  const EnvironmentVariables task = {{"SLURM_PROCID", "0"},  {"SLURM_STEP_NUM_TASKS", "2"},
+                                     {"SLURM_LOCALID", "0"}, {"SLURM_STEP_NUM_NODES", "2"},
+                                     {"SLURM_NODEID", "0"},  {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                                     {"SLURM_STEP_ID", "0"}};
+  const EnvironmentVariables pmi2 = with(task, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}});
+  for (const EnvironmentVariables& step : {task, pmi2, without(pmi2, "SLURM_STEP_TASKS_PER_NODE")}) {
+    check_place(with(alone, step), "torchrun", {1, 2, 0, 1});
+    check_place(with(kTorchrun, step), "torchrun", {5, 8, 1, 4});
+  }
+  // What mpiexec of MPICH sets, for one task per node.
+  const EnvironmentVariables hydra = {
+      {"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}};
+  check_place(with(alone, hydra), "torchrun", {1, 2, 0, 1});
+  // Such a process is none of MPI's, also where the numbers are alike by chance.
+  const EnvironmentVariables alike = with(pmi2, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"PMIX_RANK", "0"}});
+  CHECK(resolve_environment(with(alone, alike)).mpi.empty());
+  // Without torchrun's own mark, and with several tasks per node, the sets contradict each other.
+  check_refused(with(without(alone, "TORCHELASTIC_RUN_ID"), task), "torchrun and Slurm disagree");
+  check_refused(with(without(alone, "TORCHELASTIC_RUN_ID"), hydra), "torchrun and MPICH disagree");
+  check_refused(with(kTorchrun, kSrun), "torchrun and Slurm disagree");
+  check_refused(with(kTorchrun, with(kSrun, {{"PMI_RANK", "3"}, {"PMI_SIZE", "6"}})), "torchrun and MPICH disagree");
+  check_refused(with(kTorchrun, kMpich), "torchrun and MPICH disagree");
+}
+
 TEST_CASE("sets that disagree are an error that lists what was seen") {
   check_refused(
       with(kOpenMpi, {{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "localhost"}}),

@@ -188,6 +188,28 @@ void come_late_and_not_start_mpi() {
   World::from_environment();
 }
 
+// Every rank throws, one later than the other, and the job goes on with other Worlds.
+void throw_alike_and_go_on() {
+  try {
+    const auto world = World::from_environment();
+    reduce(init_device_mesh("cpu", {world->size()}, {"tp"}, world));
+    nap(100 * static_cast<int>(world->rank()));
+    throw std::out_of_range("every rank throws this");
+  } catch (const std::out_of_range&) {
+    // It has ended this rank's World.
+  }
+  const auto world = World::from_environment();
+  reduce(init_device_mesh("cpu", {world->size()}, {"tp"}, world));
+}
+
+// The others have done all their work, and end.
+void throw_when_others_are_done(const World& world) {
+  if (world.rank() != victim_of(world)) return;
+  nap(1000);
+  say("fault");
+  throw std::runtime_error("main catches this");
+}
+
 // The others have done all their work.
 void stop_at_the_end(const World& world, bool in_mpi) {
   if (world.rank() != victim_of(world)) {
@@ -201,6 +223,7 @@ void stop_at_the_end(const World& world, bool in_mpi) {
 
 void fail(const std::string& how) {
   if (how == "comes late and does not start MPI") return come_late_and_not_start_mpi();
+  if (how == "throws alike and goes on") return throw_alike_and_go_on();
   if (how == "exits with 0 before it joins" && std::getenv("RANK") == std::string("2")) {
     // Without a World, no key in the store belongs to this process.
     nap(300);
@@ -227,6 +250,7 @@ void fail(const std::string& how) {
   // The others have their World by then.
   if (early) nap(1000);
   if (what.starts_with("ends well")) return reduce(mesh);
+  if (what == "throws to main when the others are done") return throw_when_others_are_done(*world);
   if (what == "stops at its end") return stop_at_the_end(*world, false);
   if (what == "stops in MPI_Finalize") return stop_at_the_end(*world, true);
   if (what == "ends late" || what == "ends very late") {
@@ -283,6 +307,9 @@ void fail(const std::string& how) {
        }},
       {"exits with 3", [] { std::_Exit(3); }},
       {"exits with 0", [] { std::_Exit(0); }},
+      {"calls exit", [] { std::exit(0); }},
+      {"returns from main", [] {}},
+      {"throws to main", [] { throw std::runtime_error("main catches this"); }},
       {"throws past main", [&] { world->guard("main", [] { throw std::runtime_error("nobody catches this"); }); }},
   };
   run(*world, faults.at(what), wait);
@@ -298,6 +325,7 @@ int main(int argc, char** argv) {
     fail(argv[1]);
   } catch (const std::exception& error) {
     say(fmt::format("error: {}", error.what()));
+    if (std::string(argv[1]).starts_with("throws to main")) return 1;
     throw;
   }
   // The launcher ends a job with a stopped rank only after another one has failed.

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -95,6 +96,42 @@ TEST_CASE("a rank exits before it joins: the others do not wait for it") {
     REQUIRE(errors.size() == 1);
     CHECK(errors[0].text.find("starting MPI over ranks [0, 1, 2]: " + lost) != std::string::npos);
     CHECK(std::chrono::duration<double>(errors[0].time - job.starting_with(2, "fault").at(0).time).count() < 5);
+  }
+}
+
+TEST_CASE("a rank throws when the others are done: they end in order, and do not wait for their limit") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  const Job job = run_job("throws to main when the others are done", 3);
+  const std::string all = job.all();
+  INFO(all);
+  CHECK_FALSE(job.result.timed_out);
+  REQUIRE(job.result.failure.has_value());
+  CHECK(job.result.failure->exit_code == 1);
+  for (const int64_t rank : {0, 1}) {
+    CAPTURE(rank);
+    CHECK(job.ended.contains(rank));
+    CHECK(job.starting_with(rank, "MPI: ").empty());
+  }
+}
+
+TEST_CASE("all ranks throw alike: the job has not failed, and goes on with other Worlds") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  const PrivateFolder records;
+  const Job job = run_job("throws alike and goes on", 3, {{"TESSERA_RECORDS", records.path()}});
+  const std::string all = job.all();
+  CAPTURE(all);
+  CHECK(job.result.ok());
+  CHECK(std::filesystem::is_empty(records.path()));
+}
+
+TEST_CASE("a rank comes to its end while others wait for it: they learn of it before their limit") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  const std::string lost =
+      std::string("a peer was lost: ") + (is_over_mpi() ? "MPI: ranks [2] have come to their end" : "");
+  // Over MPI the rank itself may wait for the others until the limit.
+  for (const char* how : {"returns from main", "calls exit", "throws to main"}) {
+    CAPTURE(how);
+    check_others_ended(run_job(how, 3, {{"TESSERA_TIMEOUT", "8"}}), 3, {kWhere, lost});
   }
 }
 

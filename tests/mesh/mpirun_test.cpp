@@ -39,6 +39,13 @@ TEST_CASE("a job of mpirun ends well, without a word of mpirun's") {
   CHECK(outcome.exit_code == 0);
 }
 
+TEST_CASE("a job of mpirun in which all ranks throw alike, and go on, ends well too") {
+  if (!why_no_mpi().empty()) TESSERA_SKIP_MISSING(why_no_mpi());
+  const ShellOutcome outcome = under_mpirun("'throws alike and goes on'");
+  CHECK(outcome.output.empty());
+  CHECK(outcome.exit_code == 0);
+}
+
 TEST_CASE("a rank that throws under mpirun leaves its text before mpirun ends the others") {
   if (!why_no_mpi().empty()) TESSERA_SKIP_MISSING(why_no_mpi());
   const ShellOutcome outcome = under_mpirun("'throws past main'");

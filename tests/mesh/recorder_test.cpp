@@ -228,6 +228,19 @@ TEST_CASE("recorder: the collectives of a check are not recorded") {
   CHECK(counts == std::vector<std::size_t>{1, 1});
 }
 
+TEST_CASE("recorder: it counts collectives also where their records were overwritten") {
+  Recorder recorder(0, 4);
+  CHECK(recorder.collective_counts().empty());
+  const std::vector<int64_t> pair = {0, 1}, all = {0, 1, 2, 3};
+  for (int i = 0; i < 3; ++i) recorder.end(recorder.begin({.kind = "all_reduce", .mesh_dim = "tp", .ranks = pair}));
+  recorder.end(recorder.begin({.kind = "barrier", .mesh_dim = "tp", .ranks = all}));
+  for (const char* name : {"a", "b", "c", "d"}) const Recorder::Span span(recorder, name);
+  CHECK(names_of(recorder.records()) == Names{"a", "b", "c", "d"});
+  const std::vector<CollectiveCount> counts = {{.mesh_dim = "tp", .ranks = pair, .count = 3},
+                                               {.mesh_dim = "tp", .ranks = all, .count = 1}};
+  CHECK((recorder.collective_counts() == counts));
+}
+
 TEST_CASE("recorder: a World may be without") {
   WorldOptions options;
   options.size = 2;

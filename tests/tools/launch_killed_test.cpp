@@ -109,24 +109,40 @@ TEST_CASE("remove_abandoned_folders: leaves folders in use, other names, files, 
   const PrivateFolder folder, elsewhere;
   const std::string left = abandon_folder(folder.path());
   const std::string at = folder.path() + "/";
-  fs::rename(left, at + "kept");  // without the name
-  for (const char* name : {"tessera-owned-abcdefg", "tessera-owned-", "tessera-abcdef"})
-    fs::create_directory(at + name);
+  fs::rename(left, at + "kept");                            // without the name
+  const std::string own = left.substr(0, left.size() - 6);  // how the names of this host's folders begin
+  for (const std::string& name : {own + "abcdefg", own, at + "tessera-abcdef", at + "tessera-owned-abcdef"})
+    fs::create_directory(name);
   std::ofstream(elsewhere.path() + "/file") << "content";
   fs::create_directory(elsewhere.path() + "/below");
-  fs::create_directory_symlink(elsewhere.path() + "/below", at + "tessera-owned-linked");
-  std::ofstream(at + "tessera-owned-afile0") << "content";
+  fs::create_directory_symlink(elsewhere.path() + "/below", own + "linked");
+  std::ofstream(own + "afile0") << "content";
   const PrivateFolder in_use(folder.path());
-  fs::create_directory(at + "tessera-owned-inside");
-  fs::create_directory_symlink(elsewhere.path(), at + "tessera-owned-inside/link");
+  fs::create_directory(own + "inside");
+  fs::create_directory_symlink(elsewhere.path(), own + "inside/link");
   tessera::remove_abandoned_folders(folder.path());
-  for (const std::string& kept : {at + "kept/file", at + "tessera-owned-abcdefg", at + "tessera-owned-",
-                                  at + "tessera-abcdef", at + "tessera-owned-linked", at + "tessera-owned-afile0",
-                                  in_use.path(), elsewhere.path() + "/file", elsewhere.path() + "/below"}) {
+  for (const std::string& kept :
+       {at + "kept/file", own + "abcdefg", own, at + "tessera-abcdef", at + "tessera-owned-abcdef", own + "linked",
+        own + "afile0", in_use.path(), elsewhere.path() + "/file", elsewhere.path() + "/below"}) {
     CAPTURE(kept);
     CHECK(fs::exists(kept));
   }
-  CHECK_FALSE(fs::exists(at + "tessera-owned-inside"));
+  CHECK_FALSE(fs::exists(own + "inside"));
+}
+
+TEST_CASE("remove_abandoned_folders: leaves the folders of other hosts, whose locks may not be seen here") {
+  const PrivateFolder folder;
+  const std::string left = abandon_folder(folder.path());
+  // The name of a folder is tessera-owned-HOST-XXXXXX, where HOST has eight digits.
+  std::string other = left;
+  char& digit = other.at(other.size() - 6 - 1 - 8);
+  digit = digit == '0' ? '1' : '0';
+  fs::rename(left, other);
+  tessera::remove_abandoned_folders(folder.path());
+  CHECK(fs::exists(other + "/file"));
+  fs::rename(other, left);
+  tessera::remove_abandoned_folders(folder.path());
+  CHECK_FALSE(fs::exists(left));
 }
 
 TEST_CASE("launch: a process that left its rank's session does not outlive a killed launcher") {

@@ -8,6 +8,12 @@
 namespace tessera {
 namespace {
 
+// Returns how users call the launcher whose program this is. tools/launch runs "launch" or "launch-VERSION".
+std::string name_of(const std::string& program) {
+  const std::string name = program.substr(program.rfind('/') + 1);
+  return name.empty() || name.starts_with("launch") ? "tools/launch" : name;
+}
+
 // Returns the program and its arguments, which follow the launcher's own options. If there is none, prints a message
 // and returns an empty list.
 std::vector<std::string> command_of(const CLI::App& app) {
@@ -20,7 +26,7 @@ std::vector<std::string> command_of(const CLI::App& app) {
     return {};
   }
   if (command.empty()) {
-    fmt::print(stderr, "launch: no program was named; for example: tools/launch -n 4 PROGRAM ARGS\n");
+    fmt::print(stderr, "launch: no program was named; for example: {} -n 4 PROGRAM ARGS\n", app.get_name());
   }
   return command;
 }
@@ -52,33 +58,38 @@ void add_restarts(CLI::App& app, LaunchOptions& options) {
       ->check(CLI::Range(int64_t{1}, int64_t{4096}));
 }
 
-}  // namespace
-
-std::optional<LaunchOptions> parse_launch_options(int argc, char** argv, int& exit_code) {
-  CLI::App app(
-      "Starts local ranks of a program, prefixes their output with [rank], passes signals on, and at the first\n"
-      "failure ends the rest and returns that rank's exit code (128 + the signal for one that was killed).\n"
-      "While nobody reads the output, ranks that print more wait. Where its reader has gone, ranks get SIGTERM, and "
-      "the\n"
-      "exit code is 141; it is 1 where the output cannot be written, as to a full disk.",
-      "tools/launch");
-  LaunchOptions options;
-  app.add_option("-n,--ranks", options.size, "Number of ranks")
-      ->required()
-      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
-  add_times(app, options);
-  add_restarts(app, options);
+void add_backend(CLI::App& app, LaunchOptions& options) {
   app.add_option(
          "--backend", options.backend,
          "Backend for CPU tensors: gloo (the default), or mpi, for which the ranks become processes of one Open MPI "
          "job")
       ->envname("TESSERA_BACKEND")
       ->check(CLI::IsMember({"gloo", "mpi"}));
+}
+
+}  // namespace
+
+std::optional<LaunchOptions> parse_launch_options(int argc, char** argv, int& exit_code) {
+  const std::string name = name_of(argc > 0 ? argv[0] : "");
+  CLI::App app(
+      "Starts local ranks of a program, prefixes their output with [rank], passes signals on, and at the first\n"
+      "failure ends the rest and returns that rank's exit code (128 + the signal for one that was killed).\n"
+      "While nobody reads the output, ranks that print more wait. Where its reader has gone, ranks get SIGTERM, and "
+      "the\n"
+      "exit code is 141; it is 1 where the output cannot be written, as to a full disk.",
+      name);
+  LaunchOptions options;
+  app.add_option("-n,--ranks", options.size, "Number of ranks")
+      ->required()
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
+  add_times(app, options);
+  add_restarts(app, options);
+  add_backend(app, options);
   app.add_flag("--no-prefix", options.is_bare,
                "Print the ranks' output without the prefix, for programs that print on one rank only");
   // The first word that is not an option of the launcher is the program; all that follows are its arguments.
   app.prefix_command();
-  app.footer("Then the program and its arguments: tools/launch -n 4 PROGRAM ARGS");
+  app.footer(fmt::format("Then the program and its arguments: {} -n 4 PROGRAM ARGS", name));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

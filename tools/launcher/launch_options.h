@@ -19,8 +19,8 @@ struct LaunchOptions {
   std::vector<std::string> command;
 };
 
-// Reads the arguments. Where they are wrong or ask for help, prints what there is to say, stores the exit code in
-// `exit_code` and returns nothing.
+// Reads the arguments; the first one is the launcher's program, by whose name the help calls it. Where they are wrong
+// or ask for help, prints what there is to say, stores the exit code in `exit_code` and returns nothing.
 std::optional<LaunchOptions> parse_launch_options(int argc, char** argv, int& exit_code);
 
 }  // namespace tessera

@@ -6,9 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -22,16 +25,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Other programs and other parts of Tessera make no folder with this beginning.
-constexpr std::string_view kPrefix = "tessera-owned-";
 constexpr std::string_view kPattern = "XXXXXX";
+
+// Returns how the names of this host's folders begin: other programs and other parts of Tessera make no such folder.
+// The host has eight digits in it, so that paths have one length and stay short.
+std::string own_prefix() {
+  std::array<char, 256> host{};
+  const std::string name = ::gethostname(host.data(), host.size() - 1) == 0 ? host.data() : "";
+  return fmt::format("tessera-owned-{:08x}-", static_cast<uint32_t>(std::hash<std::string>()(name)));
+}
 
 int open_folder(const std::string& path) {
   return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-}
-
-bool is_own_name(std::string_view name) {
-  return name.starts_with(kPrefix) && name.size() == kPrefix.size() + kPattern.size();
 }
 
 void remove_if_abandoned(const std::string& path) {
@@ -59,7 +64,7 @@ PrivateFolder::PrivateFolder(const std::string& parent) {
   // another folder is made.
   do {
     if (lock_ >= 0) ::close(lock_);
-    path_ = fmt::format("{}/{}{}", parent, kPrefix, kPattern);
+    path_ = fmt::format("{}/{}{}", parent, own_prefix(), kPattern);
     if (::mkdtemp(path_.data()) == nullptr) {
       throw std::runtime_error(fmt::format("no folder can be made in {} ({}); set TMPDIR to one that can be written",
                                            parent, std::strerror(errno)));
@@ -76,9 +81,12 @@ PrivateFolder::~PrivateFolder() {
 }
 
 void remove_abandoned_folders(const std::string& parent) {
+  const std::string prefix = own_prefix();
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(parent, ignored)) {
-    if (is_own_name(entry.path().filename().string())) remove_if_abandoned(entry.path().string());
+    const std::string name = entry.path().filename().string();
+    const bool is_own = name.starts_with(prefix) && name.size() == prefix.size() + kPattern.size();
+    if (is_own) remove_if_abandoned(entry.path().string());
   }
 }
 

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <stdexcept>
+
+#include "tessera/mesh/world.h"
+
+namespace tessera {
+
+// Returns what `body` returns. An exception in it, such as a lack of memory or an error of a user's code, may be one of
+// this rank alone: it fails the job, since the other ranks would wait for this one, and is thrown on. World::guard does
+// that too; this function costs nothing where nothing is thrown.
+template <typename Body>
+auto failing(World& world, const char* where, const Body& body) {
+  try {
+    return body();
+  } catch (...) {
+    world.guard(where, [] { throw; });  // rethrows the current exception inside guard, which fails the World
+    throw;
+  }
+}
+
+// Does the same for a body that refuses what it cannot do by std::invalid_argument on every rank alike: that is thrown
+// on, and fails nothing.
+template <typename Body>
+auto failing_unless_refused(World& world, const char* where, const Body& body) {
+  try {
+    return body();
+  } catch (const std::invalid_argument&) {
+    throw;
+  } catch (...) {
+    world.guard(where, [] { throw; });
+    throw;
+  }
+}
+
+}  // namespace tessera
