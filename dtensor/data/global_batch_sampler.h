@@ -28,6 +28,12 @@ struct GlobalBatchSamplerOptions {
 // copies its sampler. So a program that goes on counts its steps, and makes a new sampler whose first_step is their
 // number. A loader with workers asks ahead: the position of the sampler is then ahead of the batches that were used.
 // Nothing here communicates.
+//
+// Leave drop_last out of the loader's options. LibTorch compares the rank's samples, of which there are fewer, with the
+// batch size: with drop_last(true) the loader ends before its first batch, without an error, on every rank that does
+// not hold all rows. There is nothing to drop, since batches go on from one epoch to the next, and each of them is
+// full. Give each rank at least one sample of each batch: of a rank with none, LibTorch says that `indices->size() > 0`
+// failed.
 class GlobalBatchSampler : public torch::data::samplers::Sampler<std::vector<std::size_t>> {
  public:
   // Throws std::invalid_argument on steps or micro-batches that cannot be, on a rank outside the mesh, and as

@@ -1,6 +1,7 @@
 #include "tessera/dtensor/io/block_reader.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <iterator>
 #include <stdexcept>
@@ -14,6 +15,11 @@ namespace {
 constexpr std::size_t kMostKept = 16;
 
 }  // namespace
+
+bool means_damage(const std::error_code& error) {
+  const int value = error.value();
+  return value == EIO || value == EBADMSG || value == EUCLEAN;
+}
 
 BlockReader::BlockReader(const std::string& path, std::optional<BlockChecksums> checksums)
     : path_(path), checksums_(std::move(checksums)), file_(open_regular_file(path, file_bytes_)) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "tessera/dtensor/io/block_checksums.h"
@@ -17,6 +18,10 @@ class DamagedFile : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
+
+// Says whether a system error means that the disk has lost a file's bytes: EIO, EBADMSG or EUCLEAN. Others, such as a
+// lack of file descriptors or of memory, tell nothing about the file.
+bool means_damage(const std::error_code& error);
 
 // Reads parts of a file: with checksums whole blocks, each of which is verified before a byte of it is returned;
 // without them the asked bytes alone. A block that was read in part is kept, up to 16 of them, so that reads in

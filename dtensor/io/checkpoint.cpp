@@ -2,13 +2,17 @@
 
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <stdexcept>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "tessera/dtensor/io/atomic_file.h"
 #include "tessera/dtensor/io/checkpoint_index.h"
+#include "tessera/dtensor/io/file_descriptor.h"
 #include "tessera/dtensor/io/strict_json.h"
 
 namespace tessera {
@@ -42,6 +46,18 @@ std::optional<BlockChecksums> checksums_of(const std::string& path, const FileCh
   return found->second;
 }
 
+// Opens one of the files that an index names. All of them stay open.
+SafetensorsFile open_part(const std::string& path, const FileChecksums* checksums, const WeightMap& weights) {
+  try {
+    return SafetensorsFile(path, checksums_of(path, checksums));
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::too_many_files_open) throw;
+    std::set<std::string_view> files;
+    for (const auto& [tensor, file] : weights) files.insert(file);
+    throw_too_many_open(path, files.size());
+  }
+}
+
 }  // namespace
 
 Checkpoint::Checkpoint(const std::string& path, const FileChecksums* checksums) {
@@ -64,10 +80,8 @@ void Checkpoint::open_index(const std::string& path, const FileChecksums* checks
   if (weights.empty()) throw std::invalid_argument(fmt::format("'{}': index: it names no tensor", path));
   std::map<std::string, std::size_t> opened;
   for (const auto& [tensor, file] : weights) {
-    if (opened.emplace(file, files_.size()).second) {
-      const std::string part = (fs::path(folder_of(path)) / file).string();
-      files_.emplace_back(part, checksums_of(part, checksums));
-    }
+    if (opened.emplace(file, files_.size()).second)
+      files_.push_back(open_part((fs::path(folder_of(path)) / file).string(), checksums, weights));
     const SafetensorsFile& holder = files_[opened.at(file)];
     if (holder.find(tensor) != nullptr) continue;
     throw std::invalid_argument(

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
 
 #include "tessera/dtensor/io/strict_json.h"
 #include "tessera/dtensor/io/two_buffers.h"
@@ -69,13 +70,17 @@ std::set<std::string> file_names(const WeightMap& weights) {
   return names;
 }
 
-// Returns the names that the other checkpoints in the folder of `path` give to files in their indexes. Where one of
-// these cannot be read, it may name any file that is there.
-std::set<std::string> names_of_others(const std::string& path) {
-  const std::string own_index = name_of(index_path(path));
+// Holds the names that other checkpoints in a folder give to files in their indexes. An index that cannot be read may
+// name any file that is there; `unread` says why one cannot.
+struct OthersNames {
   std::set<std::string> taken;
+  std::string unread;  // "": all can be read
+};
+
+OthersNames names_of_others(const std::string& path) {
+  const std::string own_index = name_of(index_path(path));
+  OthersNames names;
   std::set<std::string> present;
-  bool all_read = true;
   std::error_code error;
   const fs::directory_iterator items(folder_of(path), error);
   if (error) throw std::system_error(error, fmt::format("cannot list '{}'", folder_of(path)));
@@ -84,13 +89,13 @@ std::set<std::string> names_of_others(const std::string& path) {
     present.insert(name);
     if (!name.ends_with(index_path("")) || name == own_index) continue;
     try {
-      taken.merge(file_names(read_checkpoint_index(item.path().string())));
-    } catch (const std::exception&) {
-      all_read = false;
+      names.taken.merge(file_names(read_checkpoint_index(item.path().string())));
+    } catch (const std::exception& refused) {
+      names.unread = refused.what();
     }
   }
-  if (!all_read) taken.merge(present);
-  return taken;
+  if (!names.unread.empty()) names.taken.merge(present);
+  return names;
 }
 
 void remove_file(const std::string& path) {
@@ -131,7 +136,7 @@ CheckpointWriter::CheckpointWriter(const std::string& path, std::vector<Safetens
       replaced_(existing_parts(path_)) {
   if (plan_.size() > 1) {
     // A part that no index names was left by a save that was cut off.
-    std::set<std::string> taken = names_of_others(path_);
+    std::set<std::string> taken = names_of_others(path_).taken;
     taken.merge(file_names(replaced_));
     version_ = free_version(name_of(path_), static_cast<int64_t>(plan_.size()), taken);
     index_text();  // throws where readers would refuse the index
@@ -210,7 +215,7 @@ void CheckpointWriter::publish_parts() {
   index.write(text.data(), static_cast<int64_t>(text.size()));
   index.sync();
   // Another checkpoint may have been saved meanwhile. Two that are published within the same moment do not see this.
-  const std::set<std::string> taken = names_of_others(path_);
+  const std::set<std::string> taken = names_of_others(path_).taken;
   for (const AtomicFile& file : files_) {
     if (!taken.contains(name_of(file.path()))) continue;
     throw std::runtime_error(
@@ -233,7 +238,13 @@ void CheckpointWriter::remove_replaced() {
   }
   sync_folder(folder_of(path_));
   if (replaced_.empty()) return;
-  std::set<std::string> kept = names_of_others(path_);
+  auto [kept, unread] = names_of_others(path_);
+  if (!unread.empty()) {
+    spdlog::warn(
+        "saving to '{}': the files of the checkpoint that was there stay, since an index in the folder that cannot be "
+        "read may name them; mend or remove it: {}",
+        path_, unread);
+  }
   for (const AtomicFile& file : files_) kept.insert(name_of(file.path()));
   for (const std::string& name : file_names(replaced_)) {
     if (!kept.contains(name) && is_part_name(name_of(path_), name)) {

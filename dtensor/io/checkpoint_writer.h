@@ -26,7 +26,8 @@ std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors,
 // Writes a checkpoint. If the process ends at any moment, the previous checkpoint still loads until the new one is
 // complete (see save_weights in weights.h). A single file is written to `path`; several parts are written beside it,
 // and their index to path + ".index.json". Parts take no name that an index in the folder gives to a file, their own
-// last one included.
+// last one included. An index that cannot be read may name any file in the folder: then the parts of the checkpoint
+// that is replaced stay, with a warning.
 //
 //   CheckpointWriter writer(path, plan_checkpoint(...));
 //   for (each header of the plan) for (each tensor in it) writer.append(tensor);

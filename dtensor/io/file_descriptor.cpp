@@ -66,4 +66,12 @@ void throw_errno(const std::string& action, const std::string& path) {
   throw std::system_error(error, std::generic_category(), fmt::format("cannot {} '{}'", action, path));
 }
 
+void throw_too_many_open(const std::string& path, std::size_t files) {
+  throw std::system_error(
+      EMFILE, std::generic_category(),
+      fmt::format("cannot open '{}', one of {} files that are open at once; let a process open more (`ulimit -n`), or "
+                  "save with a larger max_shard_bytes, which makes fewer files",
+                  path, files));
+}
+
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -33,5 +34,9 @@ void read_at(const FileDescriptor& file, const std::string& path, int64_t positi
 
 // Throws std::system_error "cannot <action> '<path>': <errno's text>".
 [[noreturn]] void throw_errno(const std::string& action, const std::string& path);
+
+// Throws std::system_error that says that `path`, one of `files` files that are open at once, cannot be opened since
+// the process has too many open, and what to do.
+[[noreturn]] void throw_too_many_open(const std::string& path, std::size_t files);
 
 }  // namespace tessera

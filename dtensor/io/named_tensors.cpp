@@ -22,6 +22,7 @@
 #include "tessera/dtensor/io/strict_json.h"
 #include "tessera/dtensor/redistribute/region.h"
 #include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/failing.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -53,16 +54,11 @@ int64_t writing_rank(const std::vector<DeviceMesh>& meshes) {
 at::Tensor whole_on(int64_t writer, const at::Tensor& tensor, const char* op) {
   if (!is_dtensor(tensor)) return tensor;
   const DeviceMesh& mesh = mesh_of(tensor);
-  at::Tensor whole;
-  mesh.world().guard(op, [&] {
-    if (std::ranges::count(mesh.mesh().ranks(), writer) > 0) {
-      whole = full_tensor(tensor);
-    } else {
-      const DeviceMesh alone(mesh.world_ptr(), mesh.device_type(), Mesh({1}, {"writer"}, {writer}));
-      whole = to_local(redistribute_to(tensor, alone, {Replicate()}));
-    }
+  return failing_unless_refused(mesh.world(), op, [&] {
+    if (std::ranges::count(mesh.mesh().ranks(), writer) > 0) return full_tensor(tensor);
+    const DeviceMesh alone(mesh.world_ptr(), mesh.device_type(), Mesh({1}, {"writer"}, {writer}));
+    return to_local(redistribute_to(tensor, alone, {Replicate()}));
   });
-  return whole;
 }
 
 std::string fingerprint_of(const std::vector<SafetensorsHeader>& plan, const std::string& path) {

@@ -145,8 +145,12 @@ StateManifest parse_state_manifest(std::string_view text, const std::string& fil
   const json state = parse_unique_json(reader.checked_state(text), kMaxManifestBytes, file, "state");
   if (reader.member(state, "format") != "tessera training state") reader.refuse("its format is another one");
   const auto version = reader.integer<int64_t>(state, "version");
-  if (version != kVersion)
-    reader.refuse(fmt::format("its version is {}, and this program reads version {}", version, kVersion));
+  if (version != kVersion) {
+    throw OtherVersion(
+        fmt::format("'{}': its version is {}, and this program reads version {}; load it with a Tessera that reads it, "
+                    "or move its folder away to load an older state",
+                    file, version, kVersion));
+  }
   StateManifest manifest;
   manifest.step = reader.integer<int64_t>(state, "step");
   const json& random = reader.member(state, "random");

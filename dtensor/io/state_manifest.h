@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -25,6 +26,13 @@ struct StateManifest {
   FileChecksums files;
 };
 
+// Says that a state is of a version that this program does not read. It is not damaged, so no older state is to be
+// taken in its place.
+class OtherVersion : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
 // Returns {"crc32": "0123abcd", "state": {...}} in one line, where crc32 is of the text of the second value. Equal
 // manifests give equal texts. Throws std::invalid_argument on a value that is not UTF-8.
 std::string serialize_state_manifest(const StateManifest& manifest);
@@ -34,7 +42,7 @@ std::string serialize_state_manifest(const StateManifest& manifest);
 int64_t bytes_with_checksums(StateManifest manifest);
 
 // Parses such a text, of which `file` is the name in messages. Throws std::invalid_argument when the checksum differs,
-// an object has a key twice, or a part is missing or of another type.
+// an object has a key twice, or a part is missing or of another type; OtherVersion when the version is another one.
 StateManifest parse_state_manifest(std::string_view text, const std::string& file);
 
 // Returns the text of `folder`/state.json, of at most kMaxManifestBytes, which is not parsed. Throws as BlockReader.

@@ -1,11 +1,15 @@
 #include "tessera/dtensor/io/state_plan.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <unordered_map>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/checkpoint_index.h"
+#include "tessera/dtensor/io/strict_json.h"
 
 namespace tessera {
 namespace {
@@ -77,6 +81,20 @@ void for_each_run(const std::vector<int64_t>& shape, const Tile& tile, const Sha
       if (to > from) run(row_begin + part.begin * below + from, to - from);
       packed += part.size() * below;
     }
+  }
+}
+
+void check_meshes(const std::vector<SavedTensor>& tensors, const DeviceMesh& mesh, const char* op) {
+  for (const SavedTensor& item : tensors) {
+    if (!is_dtensor(item.tensor)) continue;
+    const DeviceMesh& own = mesh_of(item.tensor);
+    const bool inside = std::ranges::all_of(
+        own.mesh().ranks(), [&](int64_t rank) { return std::ranges::count(mesh.mesh().ranks(), rank) > 0; });
+    if (inside && &own.world() == &mesh.world()) continue;
+    throw std::invalid_argument(
+        fmt::format("{}: tensor {} is on {}, not within the state's mesh {}; pass a mesh that "
+                    "has all ranks of the tensors",
+                    op, in_quotes(item.name), own.to_string(), mesh.to_string()));
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/safetensors_header.h"
+#include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/layout.h"
 
 namespace tessera {
@@ -60,6 +61,10 @@ struct StatePlan {
   std::vector<FilePlan> files;
   std::vector<TensorToWrite> tensors;
 };
+
+// Throws std::invalid_argument that begins with `op` unless `mesh`, whose ranks alone save and load a state, has all
+// ranks of the tensors.
+void check_meshes(const std::vector<SavedTensor>& tensors, const DeviceMesh& mesh, const char* op);
 
 // Appends the files that `headers` describe (see plan_checkpoint): `name` alone, or parts and their index.
 void append_files(StatePlan& plan, const std::string& name, const std::vector<SavedTensor>& tensors,

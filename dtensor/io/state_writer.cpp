@@ -93,15 +93,20 @@ class OwnPart {
   }
 
   void write_bytes(std::size_t file, int64_t position, const char* data, int64_t count) {
-    if (!files_[file].is_open()) {
-      files_[file] = FileDescriptor(::open(path_of(job_, file).c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
-      if (!files_[file].is_open()) throw_errno("open", path_of(job_, file));
-    }
+    if (!files_[file].is_open()) open_file(file);
     for (int64_t done = 0; done < count; done += kChunk) {
       const int64_t here = std::min(kChunk, count - done);
       sums_[file].add(position + done, data + done, here);
       write_at(files_[file], path_of(job_, file), position + done, data + done, here);
     }
+  }
+
+  void open_file(std::size_t file) {
+    const std::string path = path_of(job_, file);
+    files_[file] = FileDescriptor(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+    if (files_[file].is_open()) return;
+    if (errno == EMFILE) throw_too_many_open(path, files_.size());
+    throw_errno("open", path);
   }
 
   const StateJob& job_;
@@ -125,8 +130,10 @@ bool wait_for_part(const StateJob& job, int64_t rank, std::chrono::steady_clock:
     if (fs::exists(failed_path(job, rank), ignored)) return false;
     job.world->check_alive();
     if (std::chrono::steady_clock::now() > limit) {
-      const std::string text = fmt::format("saving to '{}': rank {} has not written its part within {} s", job.path,
-                                           rank, job.world->timeout().count() / 1000);
+      const std::string text = fmt::format(
+          "saving to '{}': rank {} has not written its part within {} s; if it only needs longer, raise "
+          "TESSERA_TIMEOUT or WorldOptions::timeout",
+          job.path, rank, job.world->timeout().count() / 1000);
       // The rank counts as failed, as in a collective: otherwise wait() would wait as long again for it.
       job.world->fail("save_training_state", text);
       throw std::runtime_error(text);
@@ -160,6 +167,7 @@ void finish(StateJob& job) {
     job.manifest.files.emplace(job.files[i].name, sums[i].checksums(job.files[i].name));
   write_file((fs::path(job.path) / kManifestName).string(), serialize_state_manifest(job.manifest));
   for (const int64_t rank : job.ranks) fs::remove(part_path(job, rank));
+  if (job.is_from_gpu) job.world->check_alive();
   job.new_folder->publish();
   job.new_folder.reset();  // removes the state that this one replaces
   keep_newest_steps(job.folder, job.keep, job.manifest.step);

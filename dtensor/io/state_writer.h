@@ -33,6 +33,8 @@ struct StateJob {
   int64_t block_bytes = kLargestBlock;
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
   std::shared_ptr<World> world;  // its time limit, and its failure, end the wait for other ranks
+  // The values come from a GPU: where its collectives were aborted, since the job has failed, they may be any.
+  bool is_from_gpu = false;
   // The others are for the first rank alone.
   std::unique_ptr<NewStepFolder> new_folder;
   std::string folder;

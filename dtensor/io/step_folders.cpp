@@ -5,13 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
-#include <new>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -23,6 +21,7 @@
 #include <spdlog/spdlog.h>
 
 #include "tessera/dtensor/io/atomic_file.h"
+#include "tessera/dtensor/io/block_reader.h"
 #include "tessera/dtensor/io/state_manifest.h"
 #include "tessera/mesh/core/same_file.h"
 
@@ -50,6 +49,21 @@ bool is_temporary(const std::string& name) {
 std::string temporary_path(const std::string& folder, const std::string& name) {
   std::random_device device;
   return fmt::format("{}/.{}{}{:08x}{:08x}", folder, name, kTemporary, device(), device());
+}
+
+// Makes a folder, and those above it that are not there. Their names are written to disk: else they could be lost, with
+// the states in them, when the power fails.
+void make_folders(const std::string& folder) {
+  std::error_code error;
+  std::vector<std::string> parents;  // of the folders that are not there
+  for (fs::path path = fs::absolute(folder, error); path.has_relative_path() && !fs::exists(path, error);
+       path = path.parent_path()) {
+    parents.push_back(path.parent_path().string());
+  }
+  fs::create_directories(folder, error);
+  if (!fs::is_directory(folder))
+    throw std::runtime_error(fmt::format("cannot make the folder '{}': {}", folder, error.message()));
+  for (const std::string& parent : parents) sync_folder(parent);
 }
 
 FileDescriptor open_folder(const std::string& path) {
@@ -91,6 +105,15 @@ bool is_absent(const std::error_code& error) {
   return error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
 }
 
+// Throws unless the file is there with this size.
+void check_size(const std::string& path, int64_t saved) {
+  std::error_code error;
+  const auto bytes = static_cast<int64_t>(fs::file_size(path, error));
+  if (error) throw std::system_error(error, fmt::format("cannot examine '{}'", path));
+  if (bytes != saved)
+    throw DamagedFile(fmt::format("'{}' has {} bytes, not the {} that were saved", path, bytes, saved));
+}
+
 // Removes an old state, unless another job has removed or replaced it meanwhile. Warns where it cannot be removed: the
 // new one is saved in any case.
 void remove_step(const std::string& folder, const std::string& path) {
@@ -105,17 +128,30 @@ void remove_step(const std::string& folder, const std::string& path) {
   spdlog::warn("the old training state '{}' cannot be removed: {}; the next save tries again", path, error.message());
 }
 
-// Gives the folder `path` the name `target`. Returns whether a folder that had this name is called `path` now.
-bool rename_or_exchange(const std::string& path, const std::string& target) {
+// Gives the folder `path` the name `target` where the file system cannot exchange names. Returns the hidden name that
+// an older folder of that name has then.
+std::string rename_in_turn(const std::string& path, const std::string& target) {
+  std::string hidden = temporary_path(folder_of(target), fs::path(target).filename().string());
+  // Another job may have removed the older folder meanwhile.
+  if (std::rename(target.c_str(), hidden.c_str()) != 0 && errno != ENOENT) throw_errno("rename the old folder", target);
+  if (std::rename(path.c_str(), target.c_str()) != 0) {
+    const int error = errno;
+    static_cast<void>(std::rename(hidden.c_str(), target.c_str()));  // so that the older state stays
+    errno = error;
+    throw_errno("name the folder", target);
+  }
+  spdlog::warn("'{}' has been replaced by two renames, since its file system cannot exchange names", target);
+  return hidden;
+}
+
+// Gives the folder `path` the name `target`. Returns the hidden name that a folder which had this name has then; "" if
+// there was none.
+std::string rename_or_exchange(const std::string& path, const std::string& target, ExchangeNames exchange) {
   while (true) {
-    if (std::rename(path.c_str(), target.c_str()) == 0) return false;
+    if (std::rename(path.c_str(), target.c_str()) == 0) return "";
     if (errno != EEXIST && errno != ENOTEMPTY) throw_errno("name the folder", target);
-    if (::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) return true;
-    if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) {
-      throw std::invalid_argument(fmt::format(
-          "'{}' is there, and its file system cannot exchange it for a new one: remove it, or save to another folder",
-          target));
-    }
+    if (exchange(path.c_str(), target.c_str()) == 0) return path;
+    if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) return rename_in_turn(path, target);
     // Another job may have removed the other folder meanwhile; then the name is free.
     if (errno != ENOENT) throw_errno("exchange for a new folder", target);
   }
@@ -132,33 +168,45 @@ std::map<int64_t, std::string> step_folders(const std::string& folder) {
   if (error && !is_absent(error)) throw std::system_error(error, fmt::format("cannot list '{}'", folder));
   for (const auto& item : items) {
     const std::optional<int64_t> step = step_of(item.path().filename().string());
-    if (step && item.is_directory(error)) found.emplace(*step, item.path().string());
+    if (!step) continue;
+    const bool is_folder = item.is_directory(error);
+    if (error && !is_absent(error))
+      throw std::system_error(error, fmt::format("cannot examine '{}'", item.path().string()));
+    if (is_folder) found.emplace(*step, item.path().string());
   }
   return found;
 }
 
-bool is_whole_state(const std::string& step_folder) {
+void check_whole_state(const std::string& step_folder) {
   try {
-    const StateManifest manifest = parse_state_manifest(read_state_manifest(step_folder), step_folder);
-    return std::ranges::all_of(manifest.files, [&](const auto& file) {
-      return static_cast<int64_t>(fs::file_size(fs::path(step_folder) / file.first)) == file.second.file_bytes;
-    });
+    const std::string name = (fs::path(step_folder) / kManifestName).string();
+    const StateManifest manifest = parse_state_manifest(read_state_manifest(step_folder), name);
+    for (const auto& [file, checksums] : manifest.files)
+      check_size((fs::path(step_folder) / file).string(), checksums.file_bytes);
+  } catch (const OtherVersion&) {
+    throw;
+  } catch (const std::invalid_argument& error) {
+    throw DamagedFile(error.what());
   } catch (const std::system_error& error) {
-    if (is_absent(error.code())) return false;
-    throw;
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const std::exception&) {
-    return false;  // its text is torn or damaged
+    if (!is_absent(error.code()) && !means_damage(error.code())) throw;
+    throw DamagedFile(error.what());
   }
 }
 
+bool is_whole_state(const std::string& step_folder) {
+  try {
+    check_whole_state(step_folder);
+    return true;
+  } catch (const DamagedFile&) {
+    return false;
+  }
+}
+
+int exchange_names(const char* a, const char* b) { return ::renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE); }
+
 NewStepFolder::NewStepFolder(const std::string& folder, int64_t step)
     : folder_(folder), target_(folder + "/" + step_folder_name(step)) {
-  std::error_code error;
-  fs::create_directories(folder_, error);
-  if (!fs::is_directory(folder_))
-    throw std::runtime_error(fmt::format("cannot make the folder '{}': {}", folder_, error.message()));
+  make_folders(folder_);
   remove_abandoned(folder_);
   lock_ = create_locked(folder_, step_folder_name(step), path_);
 }
@@ -168,12 +216,25 @@ NewStepFolder::~NewStepFolder() {
   if (!path_.empty()) fs::remove_all(path_, ignored);
 }
 
-void NewStepFolder::publish() {
+void NewStepFolder::publish(ExchangeNames exchange) {
   sync_folder(path_);
-  // An older folder that holds files gets the temporary name, under which the destructor removes it.
-  if (!rename_or_exchange(path_, target_)) path_.clear();
+  // An older folder that holds files gets a hidden name, under which the destructor removes it.
+  path_ = rename_or_exchange(path_, target_, exchange);
   sync_folder(folder_);
 }
+
+namespace {
+
+// Says whether a state is whole; nullopt where it is of another version of the format, which nobody here can judge.
+std::optional<bool> is_whole_here(const std::string& path) {
+  try {
+    return is_whole_state(path);
+  } catch (const OtherVersion&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
 
 void keep_newest_steps(const std::string& folder, int64_t keep, int64_t saved) {
   if (keep <= 0) return;
@@ -182,9 +243,11 @@ void keep_newest_steps(const std::string& folder, int64_t keep, int64_t saved) {
     const std::map<int64_t, std::string> found = step_folders(folder);
     int64_t whole = 0;
     for (auto step = found.rbegin(); step != found.rend(); ++step) {
+      // One of another version is neither counted nor removed.
+      const std::optional<bool> is_whole = is_whole_here(step->second);
       if (whole < keep) {
-        whole += is_whole_state(step->second) ? 1 : 0;
-      } else if (step->first != saved) {
+        whole += is_whole.value_or(false) ? 1 : 0;
+      } else if (step->first != saved && is_whole.has_value()) {
         superfluous.push_back(step->second);
       }
     }

@@ -15,10 +15,18 @@ std::string step_folder_name(int64_t step);
 // std::system_error where the system refuses to list it: a process without a file descriptor left must not begin anew.
 std::map<int64_t, std::string> step_folders(const std::string& folder);
 
-// Says whether a training state in `step_folder` is whole: its state.json can be read, has its checksum, and names
-// files that are there with their sizes. What is in the files is verified when they are read. Throws std::system_error
-// where the system refuses to read what is there: an older state must not be taken for the newest.
+// Throws DamagedFile, with the reason, unless the training state in `step_folder` is whole: its state.json can be read,
+// has its checksum, and names files that are there with their sizes. What is in the files is verified when they are
+// read. An older state must not be taken for the newest, so other errors are thrown as they are: OtherVersion, and
+// std::system_error where the system refuses to read what is there, unless that means damage (see means_damage).
+void check_whole_state(const std::string& step_folder);
+// Says whether check_whole_state does not throw DamagedFile. Throws what else that throws.
 bool is_whole_state(const std::string& step_folder);
+
+// Exchanges the names of two folders at once, and returns 0; or returns -1 and sets errno.
+using ExchangeNames = int (*)(const char* a, const char* b);
+// Is the one of the system.
+int exchange_names(const char* a, const char* b);
 
 // Makes a folder that appears under its name all at once: files are written into `path()`, a hidden folder beside it of
 // a new name (".step_00000100.tmp-<random>"), which publish() renames. Without publish() the destructor removes it. Two
@@ -28,7 +36,7 @@ bool is_whole_state(const std::string& step_folder);
 // Members throw std::runtime_error with the path and the system's text when the system refuses.
 class NewStepFolder {
  public:
-  // Makes `folder` if it is not there.
+  // Makes `folder` if it is not there, and writes its name to disk.
   NewStepFolder(const std::string& folder, int64_t step);
   NewStepFolder(const NewStepFolder&) = delete;
   NewStepFolder& operator=(const NewStepFolder&) = delete;
@@ -39,8 +47,10 @@ class NewStepFolder {
   std::string name() const { return path_.substr(path_.rfind('/') + 1); }
 
   // Writes the names in the folder to disk and gives the folder its name. A folder that had that name is exchanged for
-  // it at once and then removed; throws std::invalid_argument when the file system cannot exchange two names.
-  void publish();
+  // it at once and then removed. Where `exchange` says that the file system cannot do that, as that of NFS cannot, the
+  // older folder is renamed first, to a hidden name that the next save would sweep: a process that is killed between
+  // these two renames leaves no folder of this name.
+  void publish(ExchangeNames exchange = exchange_names);
 
  private:
   std::string folder_;
@@ -50,9 +60,9 @@ class NewStepFolder {
 };
 
 // Removes the steps of `folder` that are older than the `keep` newest whole ones, except `saved`; 0 keeps all. It keeps
-// all too where the system refuses to read them: the next save removes more. A state that cannot be removed stays, with
-// a warning. A folder is renamed before its files are removed, so that part of a state never stands under a step's
-// name.
+// all too where the system refuses to read them, or one has another version: the next save removes more. A state that
+// cannot be removed stays, with a warning. A folder is renamed before its files are removed, so that part of a state
+// never stands under a step's name.
 void keep_newest_steps(const std::string& folder, int64_t keep, int64_t saved);
 
 }  // namespace tessera

@@ -1,12 +1,15 @@
 #include "tessera/dtensor/io/training_state.h"
 
 #include <cstdint>
-#include <exception>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -24,6 +27,7 @@
 #include "tessera/dtensor/io/optimizer_contents.h"
 #include "tessera/dtensor/io/scheduler_steps.h"
 #include "tessera/dtensor/io/state_manifest.h"
+#include "tessera/dtensor/io/state_plan.h"
 #include "tessera/dtensor/io/step_folders.h"
 #include "tessera/dtensor/io/weight_slots.h"
 #include "tessera/dtensor/over_meshes.h"
@@ -40,6 +44,7 @@ constexpr const char* kOp = "load_training_state";
 class Loading {
  public:
   explicit Loading(TrainingState& state) : state_(state), tensors_(module_tensors(state.model)) {
+    check_meshes(saved_weights(state.model), state.mesh, kOp);
     if (state.optimizer != nullptr) optimizer_.emplace(*state.optimizer, state.model, kOp);
   }
 
@@ -96,6 +101,21 @@ class Loading {
   std::optional<OptimizerLoad> optimizer_;
 };
 
+// Runs a part that reads the files of one state. Where these are damaged, sets `is_damaged` and throws DamagedFile,
+// also in the place of a system error that means damage.
+void noting_damage(bool& is_damaged, const std::function<void()>& part) {
+  try {
+    part();
+  } catch (const DamagedFile&) {
+    is_damaged = true;
+    throw;
+  } catch (const std::system_error& error) {
+    if (!means_damage(error.code())) throw;
+    is_damaged = true;
+    throw DamagedFile(fmt::format("{}; load another state", error.what()));
+  }
+}
+
 using FindFolder = std::function<std::optional<std::string>()>;
 
 // Loads the state whose folder `find` returns, and returns whether there is one. When it throws, `is_damaged` says
@@ -106,24 +126,16 @@ bool load_found(TrainingState& state, const FindFolder& find, bool& is_damaged) 
   const detail::NotDeferred own_tensors;
   const Agreement agreement({state.mesh}, kOp);
   std::optional<Loading> loading;
-  const auto noting_damage = [&](const auto& part) {
-    try {
-      part();
-    } catch (const DamagedFile&) {
-      is_damaged = true;
-      throw;
-    }
-  };
   agreement.run(
       [&] {
         const std::optional<std::string> step_folder = find();
-        if (step_folder) noting_damage([&] { loading.emplace(state).plan(*step_folder); });
+        if (step_folder) noting_damage(is_damaged, [&] { loading.emplace(state).plan(*step_folder); });
       },
       [&] { return loading ? loading->fingerprint() : "none"; },
       "the ranks found different training states: the path leads to different folders, or a state was saved or removed "
       "meanwhile; pass a folder that all ranks share, and load again");
   if (!loading) return false;
-  agreement.run([&] { noting_damage([&] { loading->read(); }); });
+  agreement.run([&] { noting_damage(is_damaged, [&] { loading->read(); }); });
   loading->apply();
   return true;
 }
@@ -141,13 +153,22 @@ struct StepFolder {
   std::string path;
 };
 
-// Returns the newest whole state whose step is lower than `end`.
-std::optional<StepFolder> newest_before(const std::string& folder, int64_t end) {
+// Returns the newest step below `end`, whether its state is whole or not.
+std::optional<StepFolder> newest_below(const std::string& folder, int64_t end) {
   const std::map<int64_t, std::string> found = step_folders(folder);
-  for (auto step = found.rbegin(); step != found.rend(); ++step) {
-    if (step->first < end && is_whole_state(step->second)) return StepFolder{step->first, step->second};
-  }
-  return std::nullopt;
+  const auto next = found.lower_bound(end);
+  if (next == found.begin()) return std::nullopt;
+  const auto& [step, path] = *std::prev(next);
+  return StepFolder{step, path};
+}
+
+// Throws where there are states and none is whole: a run must not begin anew unnoticed.
+[[noreturn]] void throw_none_whole(const char* who, const std::string& folder, int64_t states,
+                                   const std::string& of_newest) {
+  throw std::invalid_argument(
+      fmt::format("{}: '{}' has training states of {} steps, and none is whole; bring one back from a copy, or remove "
+                  "them if they are not needed. The newest: {}",
+                  who, folder, states, of_newest));
 }
 
 constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
@@ -167,13 +188,15 @@ void load_training_state(TrainingState& state, const std::string& step_folder) {
 // A failure of one rank throws the same error on all ranks, and damage throws std::invalid_argument, so all ranks ask
 // alike whether it was damage.
 bool load_newest_training_state(TrainingState& state, const std::string& folder) {
-  std::exception_ptr of_newest;
+  int64_t damaged = 0;
+  std::string of_newest;
   for (int64_t end = kNoEnd;;) {
     bool is_damaged = false;
     const auto find = [&]() -> std::optional<std::string> {
-      const std::optional<StepFolder> found = newest_before(folder, end);
+      const std::optional<StepFolder> found = newest_below(folder, end);
       if (!found) return std::nullopt;
       end = found->step;
+      noting_damage(is_damaged, [&] { check_whole_state(found->path); });
       return found->path;
     };
     try {
@@ -183,16 +206,26 @@ bool load_newest_training_state(TrainingState& state, const std::string& folder)
       if (!on_any_rank(is_damaged, state.mesh)) throw;
       if (state.mesh.world().rank() == state.mesh.mesh().ranks().front())
         spdlog::warn("{}: {}; an older state is looked for", kOp, error.what());
-      if (!of_newest) of_newest = std::current_exception();
+      if (damaged++ == 0) of_newest = error.what();
     }
   }
-  if (of_newest) std::rethrow_exception(of_newest);
+  if (damaged > 0) throw_none_whole(kOp, folder, damaged, of_newest);
   return false;
 }
 
 std::optional<std::string> newest_training_state(const std::string& folder) {
-  const std::optional<StepFolder> found = newest_before(folder, kNoEnd);
-  return found ? std::optional(found->path) : std::nullopt;
+  const std::map<int64_t, std::string> found = step_folders(folder);
+  std::string of_newest;
+  for (auto step = found.rbegin(); step != found.rend(); ++step) {
+    try {
+      check_whole_state(step->second);
+      return step->second;
+    } catch (const DamagedFile& error) {
+      if (of_newest.empty()) of_newest = error.what();
+    }
+  }
+  if (!found.empty()) throw_none_whole("newest_training_state", folder, static_cast<int64_t>(found.size()), of_newest);
+  return std::nullopt;
 }
 
 SavedTrainingState read_training_state(const std::string& step_folder) {

@@ -60,7 +60,9 @@ struct SaveStateOptions {
 //
 // The files are written into a hidden folder of a random name beside it, synced and renamed, so that a killed process
 // leaves the older states as they are; the next save removes what it left. Several jobs may save into one folder at
-// once: each state is of one of them. A state of the same step is replaced.
+// once: each state is of one of them. A state of the same step is replaced: at once, or, with a warning, by two renames
+// where the file system cannot exchange names (NFS); a process that is killed between these leaves no state of the
+// step.
 //
 // start() returns when this rank has copied the values that it will write into the saver's memory, which the next
 // start() uses again; a thread writes them. Parameters may change at once. wait() returns when the state is in its
@@ -72,8 +74,9 @@ struct SaveStateOptions {
 // save has been started. A Partial is reduced first.
 // Throws, alike on every rank: std::invalid_argument on a parameter that the model does not have, an optimizer of
 // another class, a DTensor on other ranks, a dtype that safetensors does not have, a negative step, options out of
-// range, a state.json that would be longer than 1 GiB, and where ranks call with different arguments;
-// std::runtime_error when the system refuses. An older state that cannot be removed stays, with a warning.
+// range, a state.json that would be longer than 1 GiB, where ranks call with different arguments, and where a rank does
+// not see the new folder within two seconds; std::runtime_error when the system refuses. An older state that cannot be
+// removed stays, with a warning.
 class TrainingStateSaver {
  public:
   explicit TrainingStateSaver(std::string folder, SaveStateOptions options = {});
@@ -106,20 +109,24 @@ void save_training_state(const TrainingState& state, const std::string& folder, 
 //
 // Every rank of the state's mesh calls it. Communication: two all-reduces of 40 bytes per mesh dimension.
 // Throws, alike on every rank: std::invalid_argument when ranks found different states, when a block is not what was
-// saved (the text names file, block and checksums), and when the state does not fit the parts, as load_weights and
-// load_optimizer do; std::runtime_error when the system cannot read.
+// saved (the text names file, block and checksums) or the disk has lost it (EIO, EBADMSG, EUCLEAN), when a DTensor is
+// on other ranks, when the state has another version, and when it does not fit the parts, as load_weights and
+// load_optimizer do; std::runtime_error when the system cannot read for another reason.
 void load_training_state(TrainingState& state, const std::string& step_folder);
 
-// Does the same with newest_training_state(folder). Returns false, on every rank, and changes nothing if there is none.
-// Where a rank finds that a file of this state is damaged, the newest one before it is loaded, and so on; the mesh's
-// first rank logs a warning that says what is damaged, and `state.step` says which one was loaded. If all are damaged,
-// the error of the newest is thrown. Each state that is damaged takes one all-reduce of 8 bytes per mesh dimension
-// more.
+// Does the same with the newest state in `folder`. Returns false, on every rank, and changes nothing if there are no
+// step folders. Where a rank finds that the state is not whole (see newest_training_state) or that a file of it is
+// damaged, the newest one before it is loaded, and so on; for each, the mesh's first rank logs a warning with the
+// reason, and `state.step` says which one was loaded. If none is left, throws std::invalid_argument with the reason of
+// the newest: a run that has lost its states must not begin anew unnoticed. Each state that is passed over takes, per
+// mesh dimension, two all-reduces of 40 bytes at most, one of the reason and one of 8 bytes more.
 bool load_newest_training_state(TrainingState& state, const std::string& folder);
 
 // Returns the step folder of the highest step in `folder` whose state is whole: state.json has its checksum, and every
-// file is there with its size. nullopt if there is none. Does not communicate. Throws std::system_error where the
-// system refuses to list the folder or to read a state that is there.
+// file is there with its size. It passes over others without a word, since every rank may call it; loading warns of
+// them. nullopt if there are no step folders. Does not communicate. Throws std::invalid_argument where there are some
+// and none is whole, and on a state of another version; std::system_error where the system refuses to list the folder
+// or to read a state that is there, unless it says EIO, EBADMSG or EUCLEAN: such a state is not whole.
 std::optional<std::string> newest_training_state(const std::string& folder);
 
 // Holds what can be known of a saved state without its tensors.

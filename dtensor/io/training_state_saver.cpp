@@ -1,9 +1,12 @@
-#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,13 +23,13 @@
 #include "tessera/dtensor/io/optimizer_contents.h"
 #include "tessera/dtensor/io/scheduler_steps.h"
 #include "tessera/dtensor/io/state_writer.h"
-#include "tessera/dtensor/io/strict_json.h"
 #include "tessera/dtensor/io/training_state.h"
 #include "tessera/dtensor/io/two_buffers.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/failing.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -34,6 +37,9 @@ namespace {
 
 constexpr const char* kOp = "save_training_state";
 constexpr int64_t kAlignment = 64;
+// A file system of a network may show a new folder late: NFS remembers for half a minute what was not there.
+constexpr std::chrono::milliseconds kLongestUnseen(60000);
+constexpr std::chrono::milliseconds kBetweenLooks(10);
 
 void check_options(const SaveStateOptions& options, int64_t step) {
   const auto refuse = [](const char* name, int64_t value, const char* what) {
@@ -43,21 +49,6 @@ void check_options(const SaveStateOptions& options, int64_t step) {
   if (options.block_bytes < 1 || options.block_bytes > kLargestBlock)
     refuse("block_bytes", options.block_bytes, "a number from 1 to 4194304");
   if (step < 0) refuse("step", step, "the number of steps that were made");
-}
-
-// The ranks of the state's mesh alone write.
-void check_meshes(const std::vector<SavedTensor>& tensors, const DeviceMesh& mesh) {
-  for (const SavedTensor& item : tensors) {
-    if (!is_dtensor(item.tensor)) continue;
-    const DeviceMesh& own = mesh_of(item.tensor);
-    const bool inside = std::ranges::all_of(
-        own.mesh().ranks(), [&](int64_t rank) { return std::ranges::count(mesh.mesh().ranks(), rank) > 0; });
-    if (inside && &own.world() == &mesh.world()) continue;
-    throw std::invalid_argument(
-        fmt::format("{}: tensor {} is on {}, not within the state's mesh {}; pass a mesh that "
-                    "has all ranks of the tensors",
-                    kOp, in_quotes(item.name), own.to_string(), mesh.to_string()));
-  }
 }
 
 // Throws where readers would refuse state.json with the checksums of these files, which make most of it and are known
@@ -95,6 +86,22 @@ std::string from_first_rank(const std::string& text, const DeviceMesh& mesh) {
   mesh.world().check_alive();  // a collective on a GPU that was aborted leaves any value
   const auto* const characters = static_cast<const char*>(bytes.const_data_ptr());
   return std::string(characters, strnlen(characters, kMostBytes));
+}
+
+// Throws where this rank does not see the folder that the first rank of `mesh` has just made.
+void check_seen(const std::string& folder, const DeviceMesh& mesh) {
+  const auto patience = std::min(kLongestUnseen, mesh.world().timeout() / 2);
+  const auto limit = std::chrono::steady_clock::now() + patience;
+  std::error_code error;
+  while (!std::filesystem::exists(folder, error)) {
+    if (std::chrono::steady_clock::now() > limit) {
+      throw std::invalid_argument(
+          fmt::format("{}: this rank does not see '{}'{}, which rank {} has just made; save into one folder that all "
+                      "ranks share, on several hosts that of a file system which all of them have",
+                      kOp, folder, error ? " (" + error.message() + ")" : "", mesh.mesh().ranks().front()));
+    }
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
 }
 
 // Returns this rank's share of the values, in the order of the tile: a view where the memory has that order.
@@ -168,11 +175,11 @@ struct TrainingStateSaver::Impl {
 void TrainingStateSaver::Impl::plan(const TrainingState& state) {
   check_options(options, state.step);
   const std::vector<SavedTensor> weights = saved_weights(state.model);
-  check_meshes(weights, state.mesh);
+  check_meshes(weights, state.mesh, kOp);
   append_files(layout, "model.safetensors", weights, plan_files(weights, options.max_shard_bytes, {{"format", "pt"}}));
   if (state.optimizer != nullptr) {
     const OptimizerContents contents = optimizer_contents(*state.optimizer, state.model, kOp);
-    check_meshes(contents.tensors, state.mesh);
+    check_meshes(contents.tensors, state.mesh, kOp);
     append_files(layout, "optimizer.safetensors", contents.tensors,
                  plan_files(contents.tensors, options.max_shard_bytes, contents.metadata));
   }
@@ -192,6 +199,7 @@ void TrainingStateSaver::Impl::prepare_folder(const TrainingState& state) {
   job.rank = state.mesh.world().rank();
   job.ranks = state.mesh.mesh().ranks();
   job.world = state.mesh.world_ptr();
+  job.is_from_gpu = !state.mesh.device().is_cpu();
   job.files = layout.files;
   job.block_bytes = options.block_bytes;
   job.progress = options.progress;
@@ -234,17 +242,31 @@ void TrainingStateSaver::Impl::run() {
   });
 }
 
-// Makes the plan and the folder, alike on every rank.
+// Makes the plan and the folder, alike on every rank. The folder's name is sent first, so that one agreement is also on
+// whether every rank sees the folder.
 void TrainingStateSaver::Impl::agree(const TrainingState& state) {
-  const Agreement agreement({state.mesh}, kOp);
-  agreement.run(
-      [&] {
-        plan(state);
-        prepare_folder(state);
-      },
-      [&] { return fingerprint(); });
-  job.path = folder + "/" + from_first_rank(job.new_folder ? job.new_folder->name() : "", state.mesh);
-  for (TensorToWrite& item : layout.tensors) item.tensor = reduced(item.tensor);
+  World& world = state.mesh.world();
+  std::exception_ptr refused;
+  try {
+    plan(state);
+    prepare_folder(state);
+  } catch (...) {
+    refused = std::current_exception();
+  }
+  const bool is_made = job.new_folder && !refused;
+  std::string name;
+  world.guard(kOp, [&] { name = from_first_rank(is_made ? job.new_folder->name() : "", state.mesh); });
+  job.path = folder + "/" + name;
+  Agreement({state.mesh}, kOp)
+      .run(
+          [&] {
+            if (refused) std::rethrow_exception(refused);
+            if (!name.empty()) check_seen(job.path, state.mesh);  // else the first rank has failed, and says why
+          },
+          [&] { return fingerprint(); });
+  failing_unless_refused(world, kOp, [&] {
+    for (TensorToWrite& item : layout.tensors) item.tensor = reduced(item.tensor);
+  });
 }
 
 void TrainingStateSaver::Impl::begin(const TrainingState& state, bool hold) {

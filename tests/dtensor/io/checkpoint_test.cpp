@@ -21,6 +21,8 @@
 #include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/checkpoint_writer.h"
 #include "tessera/dtensor/io/save_lock.h"
+#include "tessera/tests/dtensor/io/few_descriptors.h"
+#include "tessera/tests/dtensor/io/logged.h"
 #include "tessera/tests/dtensor/io/other_remover.h"
 #include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tools/launcher/child_process.h"
@@ -173,10 +175,19 @@ TEST_CASE("checkpoint: parts that no index names are written over, unless an ind
                                                          "model.safetensors.index.json"});
   write_text(folder / "model-v2-00002-of-00002.safetensors", "left by somebody");
   write_text(folder / "model-v2.safetensors.index.json", "{");
-  save(model, 2, 4, 800);
+  const std::string text = logged([&] { save(model, 2, 4, 800); });
   CHECK(value_of(model) == 2);
   CHECK(files_in(folder.path()).contains("model-v3-00001-of-00002.safetensors"));
   CHECK(read_text(folder / "model-v2-00002-of-00002.safetensors") == "left by somebody");
+  // That index may name the old parts too.
+  CHECK(files_in(folder.path()).contains("model-00001-of-00002.safetensors"));
+  CAPTURE(text);
+  CHECK(text.find("the files of the checkpoint that was there stay") != std::string::npos);
+  CHECK(text.find("'" + (folder / "model-v2.safetensors.index.json") + "': index: not valid JSON") !=
+        std::string::npos);
+  std::filesystem::remove(folder / "model-v2.safetensors.index.json");
+  CHECK(logged([&] { save(model, 3, 4, 800); }).empty());
+  CHECK_FALSE(files_in(folder.path()).contains("model-v3-00001-of-00002.safetensors"));
 }
 
 TEST_CASE("checkpoint: an index that readers would refuse is refused before anything is written") {
@@ -401,6 +412,19 @@ TEST_CASE("checkpoint: an index that is damaged, leads astray or mixes checkpoin
     CAPTURE(text);
     CHECK(text.find(row.want) != std::string::npos);
   }
+}
+
+TEST_CASE("checkpoint: a process that may open no more files says how many there are, and what to do") {
+  const TempFolder folder;
+  save(folder.path(), 1, 5, 800);
+  std::string text;
+  {
+    const FewDescriptors two(2);
+    text = message_of([&] { const Checkpoint checkpoint(folder.path()); });
+  }
+  CHECK(text == "cannot open '" + (folder / "model-00003-of-00003.safetensors") +
+                    "', one of 3 files that are open at once; let a process open more (`ulimit -n`), or save with a "
+                    "larger max_shard_bytes, which makes fewer files: Too many open files");
 }
 
 TEST_CASE("checkpoint: a folder without one says what it looked for") {

@@ -1,37 +1,18 @@
-#include <signal.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <chrono>
-#include <memory>
 #include <random>
-#include <sstream>
 #include <stdexcept>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
 
 #include "tessera/dtensor/io/block_checksums.h"
 #include "tessera/dtensor/io/block_reader.h"
 #include "tessera/dtensor/io/state_manifest.h"
 #include "tessera/dtensor/io/state_plan.h"
-#include "tessera/dtensor/io/state_writer.h"
-#include "tessera/dtensor/io/step_folders.h"
-#include "tessera/dtensor/io/training_state.h"
-#include "tessera/mesh/collectives/collectives.h"
-#include "tessera/mesh/device_mesh.h"
-#include "tessera/mesh/in_process.h"
-#include "tessera/mesh/world.h"
-#include "tessera/tests/dtensor/io/other_remover.h"
+#include "tessera/tests/dtensor/io/changed_manifest.h"
 #include "tessera/tests/dtensor/io/test_files.h"
-#include "tessera/tools/launcher/child_process.h"
 
 namespace tessera {
 namespace {
@@ -223,15 +204,8 @@ TEST_CASE("state manifest: its length is known before the checksums are") {
 
 TEST_CASE("state manifest: a part that is missing, ill-typed or out of range is refused by name") {
   const std::string good = serialize_state_manifest(sample_manifest());
-  const std::string state = good.substr(31, good.size() - 33);
   const auto message = [&](const std::string& from, const std::string& to) {
-    std::string changed = state;
-    const std::size_t at = changed.find(from);
-    REQUIRE(at != std::string::npos);
-    changed.replace(at, from.size(), to);
-    char crc[9] = {};
-    std::snprintf(crc, sizeof(crc), "%08x", crc32_of(changed));
-    const std::string text = std::string("{\"crc32\": \"") + crc + "\", \"state\": " + changed + "}\n";
+    const std::string text = changed_manifest(good, from, to);
     return message_of([&] { parse_state_manifest(text, "m"); });
   };
   const auto contains = [](const std::string& text, const char* want) {
@@ -243,7 +217,8 @@ TEST_CASE("state manifest: a part that is missing, ill-typed or out of range is 
   contains(message("\"step\":7", "\"stop\":7"), "'step' is missing");
   contains(message("\"step\":7", "\"step\":-7"), "'step' is -7");
   contains(message("\"step\":7", "\"step\":9223372036854775808"), "'step' is 9223372036854775808");
-  contains(message("\"version\":1", "\"version\":2"), "its version is 2");
+  contains(message("\"version\":1", "\"version\":2"), "its version is 2, and this program reads version 1");
+  CHECK_THROWS_AS(parse_state_manifest(changed_manifest(good, "\"version\":1", "\"version\":2"), "m"), OtherVersion);
   contains(message("\"step_count\":5", "\"step_count\":4294967296"), "'step_count' is 4294967296");
   contains(message("\"12\"", "12"), "'position' of 'values' is not text");
   contains(message("\"block_bytes\":8", "\"block_bytes\":0"), "a block of 0 bytes");
@@ -254,199 +229,6 @@ TEST_CASE("state manifest: a part that is missing, ill-typed or out of range is 
   contains(message("\"step\":7", "\"step\":" + std::string(64, '[') + std::string(64, ']')),
            "'m': state has lists or objects in each other, more than 64 deep");
   contains(message("\"step\":7", "\"step\":"), "'m': state is not valid JSON");
-}
-
-// Makes a folder that counts as a whole state.
-void make_step(const std::string& folder, int64_t step) {
-  const std::string path = folder + "/" + step_folder_name(step);
-  std::filesystem::create_directories(path);
-  write_text(path + "/f", "123456789");
-  write_text(path + "/state.json",
-             serialize_state_manifest({.step = step, .files = {{"f", checksums_of("123456789", 8)}}}));
-}
-
-std::vector<int64_t> steps_in(const std::string& folder) {
-  std::vector<int64_t> steps;
-  for (const auto& item : step_folders(folder)) steps.push_back(item.first);
-  return steps;
-}
-
-int64_t entries_in(const std::string& folder) {
-  return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
-}
-
-TEST_CASE("step folders: the newest whole state is found; torn ones and other names are not") {
-  const TempFolder folder;
-  CHECK_FALSE(newest_training_state(folder / "none").has_value());
-  CHECK_FALSE(newest_training_state(folder.path()).has_value());
-  for (const int64_t step : {2, 30, 400, 123456789}) make_step(folder.path(), step);
-  for (const char* name : {"step_5", "step_0000000x", "step_-0000001", ".step_00000900.tmp-1", "step_00000900x"})
-    std::filesystem::create_directories(folder / name);
-  CHECK(steps_in(folder.path()) == std::vector<int64_t>{2, 30, 400, 123456789});
-  CHECK(newest_training_state(folder.path()) == folder / "step_123456789");
-  std::filesystem::remove(folder / "step_123456789/state.json");
-  CHECK(newest_training_state(folder.path()) == folder / "step_00000400");
-  write_text(folder / "step_00000400/f", "12345678");
-  CHECK(newest_training_state(folder.path()) == folder / "step_00000030");
-  write_text(folder / "step_00000030/state.json", read_text(folder / "step_00000030/state.json").substr(0, 60));
-  CHECK(newest_training_state(folder.path()) == folder / "step_00000002");
-}
-
-// Leaves this process no file descriptor for as long as it lives.
-class NoDescriptors {
- public:
-  NoDescriptors() {
-    ::getrlimit(RLIMIT_NOFILE, &before_);
-    const rlimit none = {.rlim_cur = 0, .rlim_max = before_.rlim_max};
-    ::setrlimit(RLIMIT_NOFILE, &none);
-  }
-  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
-  NoDescriptors(const NoDescriptors&) = delete;
-  NoDescriptors& operator=(const NoDescriptors&) = delete;
-
- private:
-  rlimit before_ = {};
-};
-
-TEST_CASE(
-    "step folders: a process that cannot open them says why, and takes no state for torn, absent or superfluous") {
-  const TempFolder folder;
-  for (const int64_t step : {1, 2, 3}) make_step(folder.path(), step);
-  const auto message_without_descriptors = [](const auto& act) -> std::string {
-    try {
-      const NoDescriptors none;
-      act();
-    } catch (const std::system_error& error) {
-      return error.what();
-    }
-    return "nothing was thrown";
-  };
-  CHECK(message_without_descriptors([&] { newest_training_state(folder.path()); }) ==
-        "cannot list '" + folder.path() + "': Too many open files");
-  CHECK(message_without_descriptors([&] {
-          is_whole_state(folder / "step_00000003");
-        }).find("step_00000003/state.json': Too many open files") != std::string::npos);
-  CHECK(message_without_descriptors([&] { keep_newest_steps(folder.path(), 1, 3); }) == "nothing was thrown");
-  CHECK(steps_in(folder.path()) == std::vector<int64_t>{1, 2, 3});
-  CHECK(newest_training_state(folder.path()) == folder / "step_00000003");
-}
-
-TEST_CASE("write_state: a rank whose folder has gone says why: the failure that made it go, though it comes later") {
-  const TempFolder folder;
-  std::string text;
-  run_in_process(2, [&](const std::shared_ptr<World>& world) {
-    barrier(init_device_mesh("cpu", {2}, {"tp"}, world), 0);
-    if (world->rank() == 0) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      world->fail("train_step", "rank 0 has lost its disk");
-      return;
-    }
-    StateJob job = {.rank = 1, .ranks = {0, 1}, .path = folder / "gone", .world = world};
-    try {
-      write_state(job);
-    } catch (const std::exception& error) {
-      text = error.what();
-    }
-  });
-  CAPTURE(text);
-  CHECK(text.find("rank 0 has lost its disk") != std::string::npos);
-  CHECK(text.find("gone") == std::string::npos);
-}
-
-TEST_CASE("step folders: the newest whole ones are kept, and what was just saved in any case") {
-  const TempFolder folder;
-  for (const int64_t step : {1, 2, 3, 4, 5}) make_step(folder.path(), step);
-  keep_newest_steps(folder.path(), 0, 5);
-  CHECK(steps_in(folder.path()).size() == 5);
-  std::filesystem::remove(folder / "step_00000005/f");  // not whole: it does not count
-  keep_newest_steps(folder.path(), 2, 1);
-  CHECK(steps_in(folder.path()) == std::vector<int64_t>{1, 3, 4, 5});
-  CHECK(entries_in(folder.path()) == 4);
-}
-
-// Returns what spdlog's default logger writes while `act` runs.
-template <typename Act>
-std::string logged(const Act& act) {
-  std::ostringstream out;
-  const auto before = spdlog::default_logger();
-  spdlog::set_default_logger(
-      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(out)));
-  act();
-  spdlog::set_default_logger(before);
-  return out.str();
-}
-
-// Makes a folder whose path has so many bytes.
-std::string make_long_folder(std::string path, std::size_t bytes) {
-  constexpr std::size_t kName = 200;
-  while (path.size() < bytes) {
-    const std::size_t left = bytes - path.size();
-    path += "/" + std::string(left > kName + 50 ? kName : left - 1, 'd');
-  }
-  std::filesystem::create_directories(path);
-  return path;
-}
-
-TEST_CASE("step folders: an old state that cannot be removed stays, with a warning, since the new one is saved") {
-  const TempFolder folder;
-  // A path may have 4095 bytes: the states' files have fewer, the longer name that a state gets before has more.
-  const std::string root = make_long_folder(folder.path(), 4065);
-  for (const int64_t step : {1, 2}) make_step(root, step);
-  const std::string text = logged([&] { keep_newest_steps(root, 1, 2); });
-  CAPTURE(text);
-  CHECK(text.find("step_00000001' cannot be removed: File name too long") != std::string::npos);
-  CHECK(steps_in(root) == std::vector<int64_t>{1, 2});
-  CHECK(entries_in(root) == 2);
-}
-
-TEST_CASE("step folders: a new one that another job takes for abandoned, before it is locked, is not used") {
-  for (const bool at_once : {true, false}) {
-    CAPTURE(at_once);
-    const TempFolder folder;
-    OtherRemover other(at_once);
-    NewStepFolder step(folder.path(), 1);
-    REQUIRE(other.path().find("/.step_00000001.tmp-") != std::string::npos);
-    other.finish();
-    write_text(step.path() + "/f", "x");
-    step.publish();
-    CHECK(read_text(folder / "step_00000001/f") == "x");
-    CHECK(entries_in(folder.path()) == 1);
-  }
-}
-
-TEST_CASE("step folders: one appears whole under its name, replaces an older one, and goes when it is given up") {
-  const TempFolder folder;
-  const std::string root = folder / "new";
-  {
-    NewStepFolder given_up(root, 3);
-    write_text(given_up.path() + "/f", "x");
-    CHECK(steps_in(root).empty());
-  }
-  CHECK(entries_in(root) == 0);
-  for (const char* text : {"first", "second"}) {
-    NewStepFolder one(root, 3);
-    NewStepFolder other(root, 3);  // a second job: it does not take the first one's folder for abandoned
-    CHECK(one.path() != other.path());
-    write_text(one.path() + "/f", text);
-    one.publish();
-    CHECK(read_text(root + "/step_00000003/f") == text);
-  }
-  CHECK(entries_in(root) == 1);
-  CHECK_THROWS_WITH_AS(NewStepFolder("/proc/none", 1), doctest::Contains("cannot make the folder '/proc/none'"),
-                       std::runtime_error);
-}
-
-TEST_CASE("step folders: what a killed process left is removed by the next save") {
-  const TempFolder folder;
-  const pid_t child = start_child([&] {
-    const NewStepFolder left(folder.path(), 1);
-    write_text(left.path() + "/f", "half");
-    return ::kill(::getpid(), SIGKILL);
-  });
-  REQUIRE(wait_for(child) == 1000 + SIGKILL);
-  CHECK(entries_in(folder.path()) == 1);
-  { NewStepFolder next(folder.path(), 2); }
-  CHECK(entries_in(folder.path()) == 0);
 }
 
 }  // namespace

@@ -18,7 +18,9 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/step_folders.h"
 #include "tessera/dtensor/io/training_state.h"
+#include "tessera/dtensor/io/weights.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/in_process.h"
 #include "tessera/mesh/world.h"
 #include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tests/harness/skip.h"
@@ -133,7 +135,7 @@ void check_first_rank_says(const std::string& text, const std::function<void(con
 }
 
 TEST_CASE("training state: a rank that is stopped while saving is waited for once, not again by wait()") {
-  check_first_rank_says("rank 1 has not written its part within 2 s",
+  check_first_rank_says("rank 1 has not written its part within 2 s; if it only needs longer, raise TESSERA_TIMEOUT",
                         [](const std::string&) { ::kill(::getpid(), SIGSTOP); });
 }
 
@@ -145,6 +147,54 @@ TEST_CASE("training state: a rank that cannot even leave a file to say that it f
     }
     throw std::runtime_error("my display broke");
   });
+}
+
+// Saves on two ranks that are threads. The second one throws as it begins its first collective that `where` describes.
+// Returns the first one's error.
+std::string error_beside(const std::function<bool(const CollectiveRecord&)>& where,
+                         const std::function<void(const TrainingState&)>& save) {
+  std::string text;
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+    const auto module = make_module(mesh, 1);
+    module->register_buffer("sum", from_local(torch::ones({2}), mesh, {Partial()}));
+    const auto observing = world->observe([&](const CollectiveRecord& record) {
+      if (world->rank() == 1 && where(record)) throw std::runtime_error("my observer broke");
+    });
+    const std::string error = message_of([&] { save({.mesh = mesh, .model = *module, .step = 1}); });
+    if (world->rank() == 0) text = error;
+  });
+  return text;
+}
+
+TEST_CASE("saving: an error of one rank between two agreements reaches the others, which do not wait for it") {
+  const TempFolder folder;
+  const auto save_state = [&](const TrainingState& state) { save_training_state(state, folder / "states"); };
+  const auto save_model = [&](const TrainingState& state) { save_weights(state.model, folder / "weights"); };
+  struct Row {
+    const char* why;
+    std::string kind;
+    std::string op;  // "": any
+    std::function<void(const TrainingState&)> save;
+    const char* want;
+  };
+  const std::vector<Row> rows = {
+      {"the name of a state's folder", "broadcast", "", save_state,
+       "rank 1 failed in save_training_state: my observer broke"},
+      {"a sum that is pending in a state", "all_reduce", "redistribute", save_state,
+       "rank 1 failed in save_training_state: my observer broke"},
+      {"a weight that is gathered", "all_gather", "", save_model, "rank 1 failed in save_weights: my observer broke"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    const std::string text = error_beside(
+        [&](const CollectiveRecord& record) {
+          return record.kind == row.kind && (row.op.empty() || record.op == row.op);
+        },
+        row.save);
+    CAPTURE(text);
+    CHECK(text.find(row.want) != std::string::npos);
+  }
 }
 
 TEST_CASE("training state: Python's library reads the files, and zlib finds their checksums") {

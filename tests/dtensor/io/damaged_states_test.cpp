@@ -1,0 +1,182 @@
+// Tests what loading and saving do where a state is damaged, a folder is not the same for all, or a mesh lacks ranks.
+
+#include <cerrno>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/types.h>
+// This comes after LibTorch, whose logging has a CHECK of its own.
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/io/training_state.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/world.h"
+#include "tessera/tests/dtensor/io/changed_manifest.h"
+#include "tessera/tests/dtensor/io/failing_reads.h"
+#include "tessera/tests/dtensor/io/logged.h"
+#include "tessera/tests/dtensor/io/same_message.h"
+#include "tessera/tests/dtensor/io/sample_state.h"
+#include "tessera/tests/dtensor/io/shared_folder.h"
+#include "tessera/tests/dtensor/io/test_files.h"
+#include "tessera/tests/harness/ranks.h"
+
+namespace tessera {
+namespace {
+
+using testing::world;
+
+// Saves steps 1 to `last`, whose values are their numbers.
+void save_steps(Sample& module, const std::string& folder, int64_t last) {
+  for (int64_t step = 1; step <= last; ++step) {
+    module.fill(static_cast<double>(step));
+    save_training_state(module.state(step), folder);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("training state: the first rank warns of each state that is passed over, with the reason",
+                        {1, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 0);
+  save_steps(module, folder.path(), 3);
+  folder.wait();
+  if (world()->rank() == 0) {
+    std::filesystem::remove(folder / "step_00000003/state.json");
+    write_text(folder / "step_00000002/model.safetensors", "cut");
+  }
+  folder.wait();
+  TrainingState state = module.state(0);
+  const std::string text = logged([&] { CHECK(load_newest_training_state(state, folder.path())); });
+  CHECK(state.step == 1);
+  CHECK(module.value() == 1);
+  if (world()->rank() == 0) {
+    contains(text, "step_00000003/state.json': No such file or directory; an older state is looked for");
+    contains(text, "step_00000002/model.safetensors' has 3 bytes, not the ");
+  } else {
+    CHECK(text.empty());
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("training state: where there are states and none is whole, no run begins anew unnoticed",
+                        {1, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 0);
+  save_steps(module, folder.path(), 2);
+  folder.wait();
+  if (world()->rank() == 0) {
+    for (const char* step : {"step_00000001", "step_00000002"})
+      std::filesystem::remove(folder / (std::string(step) + "/state.json"));
+  }
+  folder.wait();
+  module.fill(7);
+  TrainingState state = module.state(0);
+  const std::string text = same_message(mesh, [&] { load_newest_training_state(state, folder.path()); });
+  contains(text, "' has training states of 2 steps, and none is whole");
+  contains(text, "The newest: cannot open '" + folder / "step_00000002/state.json': No such file or directory");
+  CHECK(module.value() == 7);
+  CHECK(state.step == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("training state: a newest state of another version is an error, not passed over", {1, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 0);
+  save_steps(module, folder.path(), 2);
+  folder.wait();
+  if (world()->rank() == 0) {
+    const std::string manifest = folder / "step_00000002/state.json";
+    write_text(manifest, changed_manifest(read_text(manifest), "\"version\":1", "\"version\":2"));
+  }
+  folder.wait();
+  TrainingState state = module.state(0);
+  contains(same_message(mesh, [&] { load_newest_training_state(state, folder.path()); }),
+           "step_00000002/state.json': its version is 2, and this program reads version 1");
+  CHECK(state.step == 0);
+}
+
+TESSERA_RANKS_TEST_CASE(
+    "training state: where the disk has lost bytes that one rank reads, all load an older state; after other errors "
+    "none",
+    {1, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 0);
+  save_steps(module, folder.path(), 2);
+  struct Row {
+    const char* file;
+    int error;
+    const char* text;
+  };
+  for (const Row& row : {Row{"step_00000002/model.safetensors", EIO, "Input/output error"},
+                         Row{"step_00000002/state.json", EUCLEAN, "Structure needs cleaning"}}) {
+    CAPTURE(row.file);
+    module.fill(7);
+    TrainingState state = module.state(0);
+    const std::string text = logged([&] {
+      std::optional<FailingReads> reads;
+      if (is_last()) reads.emplace(row.file, row.error);
+      CHECK(load_newest_training_state(state, folder.path()));
+    });
+    CHECK(state.step == 1);
+    CHECK(module.value() == 1);
+    if (world()->rank() == 0) contains(text, row.text);
+  }
+  module.fill(7);
+  TrainingState state = module.state(0);
+  contains(same_message(mesh,
+                        [&] {
+                          std::optional<FailingReads> reads;
+                          if (is_last()) reads.emplace("step_00000002/model.safetensors", ENOMEM);
+                          load_newest_training_state(state, folder.path());
+                        }),
+           "step_00000002/model.safetensors': Cannot allocate memory");
+  CHECK(module.value() == 7);
+  CHECK(state.step == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("training state: a mesh that lacks ranks of the model is refused by loading too", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 1);
+  save_training_state(module.state(1), folder.path());
+  std::vector<int64_t> ranks;
+  for (int64_t rank = 0; rank + 1 < world()->size(); ++rank) ranks.push_back(rank);
+  const DeviceMesh most(world(), c10::kCPU, Mesh({static_cast<int64_t>(ranks.size())}, {"most"}, ranks));
+  if (!is_last()) {
+    TrainingState state = {.mesh = most, .model = module, .step = 0};
+    const std::string step = folder / "step_00000001";
+    contains(message_of([&] { load_training_state(state, step); }),
+             "load_training_state: tensor 'columns' is on {tp: ");
+    contains(message_of([&] { load_newest_training_state(state, folder.path()); }),
+             "not within the state's mesh {most: ");
+    CHECK(state.step == 0);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("training state: a folder that a rank does not see is refused before anything is written",
+                        {2, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 1);
+  // The last rank has another working folder, as another host has a file system of its own.
+  const std::filesystem::path before = std::filesystem::current_path();
+  const std::string own = folder / (is_last() ? "b" : "a");
+  std::filesystem::create_directories(own);
+  std::filesystem::current_path(own);
+  const std::string text = same_message(mesh, [&] { save_training_state(module.state(1), "states"); });
+  std::filesystem::current_path(before);
+  contains(text, "rank " + std::to_string(world()->size() - 1) +
+                     ": save_training_state: this rank does not see 'states/.step_00000001.tmp-");
+  contains(text, "', which rank 0 has just made; save into one folder that all ranks share");
+  folder.wait();
+  CHECK(std::filesystem::is_empty(folder / "a/states"));
+  save_training_state(module.state(1), folder / "shared");  // the ranks can go on
+  CHECK(newest_training_state(folder / "shared") == folder / "shared/step_00000001");
+}
+
+}  // namespace
+}  // namespace tessera
