@@ -20,6 +20,7 @@
 #include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/wire.h"
+#include "tessera/mesh/failing.h"
 #include "tessera/placement/plan.h"
 
 namespace tessera {
@@ -85,8 +86,10 @@ at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) 
   const Transfer transfer(exchange_between(from.sizes, before, from.placements, after, to.placements,
                                            both.mesh().ranks(), both.world().rank()),
                           static_cast<std::size_t>(both.local_rank(0)));
-  return TransferBatch(both, {{.transfer = &transfer, .tensor = transfer.input_of(piece), .owned = false}},
-                       WaitTime::kAtOnce)
+  const auto input = [&] { return transfer.input_of(piece); };
+  return TransferBatch(
+             both, {{.transfer = &transfer, .tensor = failing(both.world(), "redistribute_to", input), .owned = false}},
+             WaitTime::kAtOnce)
       .wait()[0];
 }
 
@@ -177,7 +180,9 @@ at::Tensor redistribute_to(const at::Tensor& dtensor, const DeviceMesh& mesh, co
   const Placements to = normalize(placements, mesh.mesh(), from.ndim(), "redistribute_to");
   std::optional<Placements> gradient;
   if (grad_placements) {
-    gradient = normalize(*grad_placements, from.mesh.mesh(), from.ndim(), "redistribute_to: grad_placements");
+    const char* const who = "redistribute_to: grad_placements";
+    gradient = normalize(*grad_placements, from.mesh.mesh(), from.ndim(), who);
+    check_layout(*gradient, from.mesh.mesh(), from.sizes, who);
   }
   detail::check_current(dtensor, "redistribute_to");
   check_partials(to, from.dtype, "redistribute_to");

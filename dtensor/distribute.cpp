@@ -11,12 +11,14 @@
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/deferred/deferred.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/redistribute/region.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/failing.h"
 #include "tessera/placement/exchange.h"
 
 namespace tessera {
@@ -72,7 +74,10 @@ at::Tensor scatter_tiles(const at::Tensor& t, const Spec& spec, const std::vecto
   }
   const at::Tensor like = at::empty({length}, t.options().device(spec.mesh.device()));
   at::Tensor rows;
-  if (coordinate == source) rows = padded_tiles(t, spec, cut, coordinate, length).to(spec.mesh.device());
+  if (coordinate == source) {
+    rows = failing(spec.mesh.world(), "distribute_tensor",
+                   [&] { return padded_tiles(t, spec, cut, coordinate, length).to(spec.mesh.device()); });
+  }
   const at::Tensor mine = scatter(rows, like, spec.mesh.merged(mesh_dims), 0, cut.index_of(source));
   return mine.narrow(0, 0, spec.local_numel()).view(spec.local_sizes);
 }
@@ -85,13 +90,17 @@ at::Tensor from_source(const at::Tensor& t, const Spec& spec, const std::vector<
   const std::vector<int64_t>& coordinate = *spec.mesh.coordinate();
   const bool near = copies.index_of(coordinate) == copies.index_of(source);
   at::Tensor piece = at::empty(spec.local_sizes, t.options().device(spec.mesh.device()));
-  if (near) piece = cut.empty() ? t.to(spec.mesh.device()) : scatter_tiles(t, spec, source, cut);
+  if (near && !cut.empty()) {
+    piece = scatter_tiles(t, spec, source, cut);
+  } else if (near) {
+    piece = failing(spec.mesh.world(), "distribute_tensor", [&] { return t.to(spec.mesh.device()); });
+  }
   return rest.empty() ? piece : broadcast(piece, spec.mesh.merged(rest), 0, copies.index_of(source));
 }
 
 at::Tensor piece_of(const at::Tensor& t, const Spec& spec, const std::optional<std::vector<int64_t>>& source) {
   if (!spec.mesh.is_member()) return at::empty({0}, t.options().device(spec.mesh.device()));
-  at::Tensor piece = in_memory(t.detach());
+  at::Tensor piece = failing(spec.mesh.world(), "distribute_tensor", [&] { return in_memory(t.detach()); });
   Placements sent(spec.placements.size(), Replicate());
   if (source) {
     piece = from_source(piece, spec, *source);
@@ -111,17 +120,17 @@ SpecPtr spec_of_whole(const at::Tensor& t, const DeviceMesh& mesh, const Placeme
 struct Distribute : torch::autograd::Function<Distribute> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& t, const SpecPtr& spec,
                             const std::optional<std::vector<int64_t>>& source) {
-    ctx->saved_data["of a leaf"] = t.is_leaf();
+    ctx->saved_data["device"] = t.device();
     const World::Scope scope(spec->mesh.world(), "distribute_tensor");
     return detail::wrap(piece_of(t, *spec, source), spec);
   }
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
     const at::Tensor& g = grads[0];
-    if (!g.defined() || !is_dtensor(g)) return {g, at::Tensor(), at::Tensor()};
-    const bool is_copied = ctx->saved_data["of a leaf"].toBool() && detail::is_shared(g);
-    const at::Tensor whole = full_tensor(g);
-    return {is_copied ? whole.clone() : whole, at::Tensor(), at::Tensor()};
+    if (!g.defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    const at::Tensor whole = is_dtensor(g) ? detail::whole_gradient(g, detail::is_shared(g)) : g;
+    // The tensor that was given may be on another device than the mesh.
+    return {whole.to(ctx->saved_data["device"].toDevice()), at::Tensor(), at::Tensor()};
   }
 };
 

@@ -42,33 +42,39 @@ struct FromLocalOptions {
   // For a MaskedPartial, says which elements of the piece count, by a bool tensor of its sizes. The others become the
   // reduction's neutral element.
   at::Tensor mask;
-  // If given, the piece's gradient is the DTensor's gradient redistributed to these placements. Default: the derivative
-  // with respect to the piece, laid out as `placements` with Partial as Replicate. For a sum that is the value's
-  // gradient, for an average the gradient divided by the number of pieces. For P(max), P(min), P(product) and a norm it
-  // takes one or two all_reduces of the piece's size in backward; pieces that share an extremum share its gradient. A
-  // user's Reduction defines its own derivative; without one backward throws std::runtime_error.
+  // If given, the piece's gradient is the DTensor's gradient redistributed to these placements, by which every rank
+  // must have as much of the gradient as of the tensor. Default: the derivative with respect to the piece, laid out as
+  // `placements` with Partial as Replicate. For a sum that is the value's gradient, for an average the gradient divided
+  // by the number of pieces. For P(max), P(min), P(product) and a norm it takes one or two all_reduces of the piece's
+  // size in backward; pieces that share an extremum share its gradient. A user's Reduction defines its own derivative;
+  // without one backward throws std::runtime_error.
   std::optional<Placements> grad_placements;
 };
 
 // Returns the global tensor of which `local` is this rank's piece. Shares storage with `local`, and the version by
 // which autograd sees writes in place, unless `local` is copied: with a mask; where it is not row-major on this rank
 // and no stride was given; and where its dimensions lie in memory in another order than the stride says.
-// Differentiable: the gradient is a plain tensor (see grad_placements).
+// Differentiable: the gradient is a plain tensor (see grad_placements), of zeros on a rank outside the mesh.
 // Communicates only with `check`: one all_reduce of 40 bytes and two all_gathers per mesh dimension.
-// Throws std::invalid_argument, alike on every rank, on placements, options or a tensor layout (sparse) that do not
-// fit. Where a piece's size differs from what shape and placements give, the rank that has it throws and the job fails;
-// with `check` every rank throws, and the job goes on.
+// Throws std::invalid_argument, alike on every rank, on placements and options that do not fit each other or the mesh.
+// What does not fit in this rank's tensor or mask (sizes, dtype, device, a sparse layout) may fit on other ranks: the
+// rank that sees it throws and the job fails; with `check` every rank throws, and the job goes on. Without `shape` the
+// same holds for placements that do not fit the shape inferred here.
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options = {});
 
 // Returns this rank's piece, which shares storage with `dtensor`, or an empty tensor outside the mesh. Does not
 // communicate.
 // Differentiable: the piece's gradient is taken to be laid out as `grad_placements`; default: the placements with
-// Partial as Replicate.
+// Partial as Replicate. Throws std::invalid_argument, alike on every rank, unless every rank has as much of a gradient
+// in that layout as of the tensor.
 // A write to the piece in place writes `dtensor`: where autograd has saved `dtensor`, backward throws after it, as
 // LibTorch's does (not for data(), nor for a parameter after Module::to or clone). A view that needed communication is
 // a copy: a write to the viewed tensor's piece, or to the copy's own, counts as one to both, and reading the copy after
 // it throws. So write on every rank or on none.
+// The piece is no view for autograd: with gradients recorded, the derivative of a write in place is that of the piece
+// alone, and what is computed from `dtensor` afterwards has the new values without it. Write to a clone, or under
+// NoGradGuard.
 // Writes to a piece that is an inference tensor are not counted: take such views again after one.
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
 
@@ -83,8 +89,9 @@ struct RedistributeOptions {
   std::optional<at::ScalarType> backward_dtype;
   // Returns once the first collectives are started. The first read of the result waits for it, and every rank must read
   // the results of several calls in the same order. The input must not be written until then, else the read throws
-  // std::runtime_error. The gradient is asynchronous too, unless backward_dtype differs from the input's. On a GPU the
-  // result may be read on another stream than that of the start.
+  // std::runtime_error on each rank that has written it: write on every rank or on none. The gradient is asynchronous
+  // too, unless backward_dtype differs from the input's. On a GPU the result may be read on another stream than that of
+  // the start.
   bool async = false;
   // Sets the cost model that plans are compared by, the same on every rank. Without links it is default_cost_model
   // (dtensor/redistribute/route.h).
@@ -122,7 +129,8 @@ at::Tensor full_tensor(const at::Tensor& dtensor, const std::optional<Placements
 // Makes a DTensor of a plain tensor that every rank has as a whole. Its values are those of `src_rank` (a global rank;
 // default: the mesh's first), sent piece by piece: at most one scatter, over the mesh dimensions that cut it, and one
 // broadcast, over the others. With kNoSource each rank keeps its part of its own tensor, without communication: the
-// tensors must be equal. Differentiable: the gradient is plain and whole.
+// tensors must be equal. Differentiable: the gradient is plain and whole, on the device of `t`, and zeros on a rank
+// outside the mesh.
 // A DTensor that has this layout already is returned as it is.
 // Throws std::invalid_argument, before communicating, on an undefined tensor, a DTensor of another layout, a src_rank
 // outside the mesh, and placements that do not fit. Shape and dtype must be the same on every rank; only Checked

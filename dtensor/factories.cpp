@@ -43,6 +43,13 @@ at::Tensor make(const char* who, at::IntArrayRef sizes, const DeviceMesh& mesh, 
   return detail::wrap(fill(*spec, at::TensorOptions(dtype).device(mesh.device())), spec);
 }
 
+// Is called before a draw is numbered, so that what cannot be drawn changes nothing.
+at::ScalarType checked_floating(const char* who, at::ScalarType dtype) {
+  if (c10::isFloatingType(dtype) || c10::isComplexType(dtype)) return dtype;
+  throw std::invalid_argument(fmt::format(
+      "{}: {} is no floating-point dtype; give one, or call randint for whole numbers", who, c10::toString(dtype)));
+}
+
 }  // namespace
 
 at::Tensor empty(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
@@ -85,7 +92,7 @@ at::Tensor arange(int64_t size, const DeviceMesh& mesh, const Placements& placem
 
 at::Tensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                 std::optional<at::ScalarType> dtype) {
-  return make("rand", sizes, mesh, placements, dtype.value_or(default_dtype()),
+  return make("rand", sizes, mesh, placements, checked_floating("rand", dtype.value_or(default_dtype())),
               [](const Spec& spec, const at::TensorOptions& options) {
                 at::Tensor out = at::empty(spec.local_sizes, options);
                 detail::draw_uniform(out, spec, detail::next_draw(spec.mesh.world()), 0, 1);
@@ -95,7 +102,7 @@ at::Tensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements&
 
 at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                  std::optional<at::ScalarType> dtype) {
-  return make("randn", sizes, mesh, placements, dtype.value_or(default_dtype()),
+  return make("randn", sizes, mesh, placements, checked_floating("randn", dtype.value_or(default_dtype())),
               [](const Spec& spec, const at::TensorOptions& options) {
                 at::Tensor out = at::empty(spec.local_sizes, options);
                 detail::draw_normal(out, spec, detail::next_draw(spec.mesh.world()), 0, 1);

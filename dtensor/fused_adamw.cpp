@@ -173,16 +173,22 @@ void FusedAdamW::set_lr(double lr) {
   for (const Group& group : groups_) group.lr.fill_(lr);
 }
 
-std::set<const void*> FusedAdamW::parameters() const {
-  std::set<const void*> out;
+std::vector<at::Tensor> FusedAdamW::parameters() const {
+  std::vector<at::Tensor> out;
   for (const Group& group : groups_) {
-    for (const State& each : group.states) out.insert(each.parameter.unsafeGetTensorImpl());
+    for (const State& each : group.states) out.push_back(each.parameter);
   }
   return out;
 }
 
+std::set<const void*> FusedAdamW::addresses() const {
+  std::set<const void*> out;
+  for (const at::Tensor& each : parameters()) out.insert(each.unsafeGetTensorImpl());
+  return out;
+}
+
 void FusedAdamW::give_state(torch::optim::AdamW& optimizer) const {
-  check_same_parameters(optimizer, parameters(), "give_state");
+  check_same_parameters(optimizer, addresses(), "give_state");
   for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
     static_cast<torch::optim::AdamWOptions&>(group.options())
         .lr(options_.lr)
@@ -211,7 +217,7 @@ void FusedAdamW::give_state(torch::optim::AdamW& optimizer) const {
 }
 
 void FusedAdamW::take_state(const torch::optim::AdamW& optimizer) {
-  check_same_parameters(optimizer, parameters(), "take_state");
+  check_same_parameters(optimizer, addresses(), "take_state");
   const torch::optim::AdamWOptions& theirs = only_options(optimizer);
   if (theirs.amsgrad() != options_.amsgrad) {
     throw std::invalid_argument(

@@ -31,7 +31,8 @@ struct FusedAdamWOptions {
 //   fused.give_state(files);
 //   save_training_state({.mesh = mesh, .model = *model, .optimizer = &files}, folder);
 //
-// Parameters may be plain tensors and DTensors, on several meshes; moments have their layouts. Does not communicate.
+// Parameters may be plain tensors and DTensors, on several meshes; moments have their layouts. Does not communicate. A
+// LossScaler takes it as it takes LibTorch's optimizers.
 class FusedAdamW {
  public:
   // Throws std::invalid_argument on a parameter that is undefined or no leaf, that is listed twice, or that is plain
@@ -43,6 +44,8 @@ class FusedAdamW {
   void step();
   // Zeroes the gradients in place, as a captured step needs, or drops them.
   void zero_grad(bool set_to_none = true);
+  // Returns the parameters, those of one mesh and dtype together.
+  std::vector<at::Tensor> parameters() const;
   // Changes the learning rate from the next step on, that of a graph's next replay too. Does not wait for the device.
   void set_lr(double lr);
 
@@ -67,7 +70,7 @@ class FusedAdamW {
   };
 
   // Returns the addresses of the parameters.
-  std::set<const void*> parameters() const;
+  std::set<const void*> addresses() const;
 
   FusedAdamWOptions options_;
   std::vector<Group> groups_;

@@ -4,6 +4,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -26,7 +27,11 @@ using torch::autograd::variable_list;
 // Redistributes the summed gradient of one tensor to its layout. This is explicit communication, which Strict allows.
 class GradientHook final : public FunctionPreHook {
  public:
-  enum class Does { kAll, kTermsAlone };  // with the latter only pending reductions are carried out
+  enum class Does {
+    kTermsAlone,  // only pending reductions are carried out
+    kAll,
+    kAllOfLeaf,  // and the gradient, which autograd may keep as .grad, gets memory of its own
+  };
   GradientHook(std::size_t index, SpecPtr spec, std::string path, Does does = Does::kAll)
       : index_(index), spec_(std::move(spec)), path_(std::move(path)), does_(does) {}
 
@@ -60,27 +65,41 @@ class GradientHook final : public FunctionPreHook {
 
  private:
   void bring(at::Tensor& g) {
-    if (spec_ == nullptr && !is_dtensor(g)) return;
+    if (spec_ == nullptr) {
+      if (is_dtensor(g)) g = whole(g);
+      return;
+    }
     // A plain gradient, such as one that the caller passes for a loss, counts as replicated.
     if (reducer_ != nullptr && is_added_to_grad()) {
       if (!is_first_) return;  // the first hook has done it, and there is no other between them
-      g = own(g);
+      g = as_dtensor(g, *spec_);
       const GradientReducer::Outcome outcome = reducer_->take(leaf_index_, g);
       if (outcome == GradientReducer::Outcome::kTaken) g = at::Tensor();
+      if (outcome == GradientReducer::Outcome::kKeep) g = own(g);
       if (outcome != GradientReducer::Outcome::kReduceNow) return;
     }
-    if (spec_ != nullptr && is_there(g)) return;
-    if (spec_ != nullptr) g = own(g);
-    const Explicit guard;
-    const World::Scope scope(meta(g).spec->mesh.world(), "gradient", path_.empty() ? nullptr : &path_);
-    g = spec_ == nullptr ? full_tensor(g) : redistribute(g, goal(placements_of(g)));
+    if (!is_there(g)) g = redistributed(as_dtensor(g, *spec_));
+    if (does_ == Does::kAllOfLeaf) g = own(g);
   }
 
-  // Returns the gradient as a DTensor. Autograd may keep it as .grad, which must share no memory with a plain tensor
-  // that somebody else holds.
-  at::Tensor own(const at::Tensor& g) const {
-    const bool may_be_shared = !is_dtensor(g) && !c10::GradMode::is_enabled();
-    return as_dtensor(may_be_shared ? g.clone() : g, *spec_);
+  at::Tensor whole(const at::Tensor& g) const {
+    constexpr std::size_t kOwnHandles = 2;  // those in the list that autograd gave and in the one that is returned
+    const bool is_held = !c10::GradMode::is_enabled() && (g.use_count() > kOwnHandles || shares_memory(g));
+    const Explicit guard;
+    const World::Scope scope(meta(g).spec->mesh.world(), "gradient", path_.empty() ? nullptr : &path_);
+    return whole_gradient(g, is_held);
+  }
+
+  at::Tensor redistributed(const at::Tensor& g) const {
+    const Explicit guard;
+    const World::Scope scope(meta(g).spec->mesh.world(), "gradient", path_.empty() ? nullptr : &path_);
+    return redistribute(g, goal(placements_of(g)));
+  }
+
+  // Returns a copy where somebody else holds the gradient's memory by another tensor. Of a tensor that others hold as
+  // it is, and under create_graph, autograd makes the copy itself.
+  static at::Tensor own(const at::Tensor& g) {
+    return !c10::GradMode::is_enabled() && shares_memory(g) ? g.clone() : g;
   }
 
   // Says whether the gradient is in its layout already.
@@ -91,7 +110,7 @@ class GradientHook final : public FunctionPreHook {
 
   Placements goal(Placements gradient) const {
     Placements own = reducer_ != nullptr ? reducer_->layout(leaf_index_) : without_partial(spec_->placements);
-    if (does_ == Does::kAll) return own;
+    if (does_ != Does::kTermsAlone) return own;
     for (std::size_t i = 0; i < own.size(); ++i) {
       if (gradient[i].is_partial()) gradient[i] = own[i];
     }
@@ -161,8 +180,9 @@ void watch_leaf(const at::Tensor& t, AutogradMeta& autograd) {
     torch::autograd::impl::create_cpp_hook(t);
     for (auto& hook : others) autograd.hooks_.push_back(std::move(hook));
   }
-  autograd.hooks_.insert(autograd.hooks_.begin(), std::make_unique<GradientHook>(0, spec, path));
-  autograd.hooks_.push_back(std::make_unique<GradientHook>(0, spec, path));
+  const auto hook = [&] { return std::make_unique<GradientHook>(0, spec, path, GradientHook::Does::kAllOfLeaf); };
+  autograd.hooks_.insert(autograd.hooks_.begin(), hook());
+  autograd.hooks_.push_back(hook());
 }
 
 // Returns the node that made `t`. For a view whose base was written since, LibTorch makes it anew by repeating the
@@ -190,6 +210,13 @@ void watch_gradient(const at::Tensor& t) {
   const auto node = node_of(t);
   if (node == nullptr || find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr) != nullptr) return;
   node->add_tensor_pre_hook(std::make_unique<GradientHook>(t.output_nr(), nullptr, std::string()));
+}
+
+at::Tensor whole_gradient(const at::Tensor& gradient, bool is_held) {
+  const at::Tensor& piece = meta(gradient).local();
+  if (!mesh_of(gradient).is_member()) return at::zeros(gradient.sizes(), piece.options());
+  const at::Tensor whole = full_tensor(gradient);
+  return is_held && whole.is_alias_of(piece) ? whole.clone() : whole;
 }
 
 std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t) {

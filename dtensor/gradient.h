@@ -16,8 +16,15 @@ namespace tessera::detail {
 // tensor, so that
 //   - a leaf DTensor's gradient arrives in the leaf's own layout, after one redistribution: autograd first sums the
 //     gradients of all uses, with their pending reductions (a Partial leaf takes a replicated gradient);
-//   - a plain tensor's gradient arrives whole and plain.
+//   - a plain tensor's gradient arrives whole and plain (see whole_gradient);
+//   - neither shares memory that somebody else holds then: autograd may keep it as .grad, and add to that in place.
 void watch_gradient(const at::Tensor& t);
+
+// Returns the gradient of a plain tensor that every rank has as a whole: the value of `gradient`, a DTensor; zeros on a
+// rank outside its mesh. `is_held` says whether somebody else holds the memory of `gradient`; the result is a copy
+// then. Autograd counts references to a tensor, not to its memory, and would take the result for one that nobody else
+// has.
+at::Tensor whole_gradient(const at::Tensor& gradient, bool is_held);
 
 // For a DTensor that an operator returned: adds a hook that reduces what is pending in its gradient, once autograd has
 // summed all uses, into the tensor's own layout; other mesh dimensions stay as they are. So an activation that several

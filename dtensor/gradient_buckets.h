@@ -25,7 +25,7 @@ struct GradientBucketOptions {
   CostModel cost_model;
 };
 
-// Names a parameter, which is a DTensor, and the layout that its gradient gets, without Partial.
+// Names a parameter, which is a DTensor, and the layout that its gradient gets, on the parameter's mesh.
 struct BucketedParameter {
   at::Tensor parameter;
   Placements gradient;
@@ -43,9 +43,14 @@ struct BucketedParameter {
 // seen in the first (one all-gather of 16 bytes over all mesh dimensions, and one more of a text if ranks differ).
 // From then on buckets follow the order in which gradients come, and reduce over all mesh dimensions.
 //
+// A parameter may be frozen and trained again (set_requires_grad), and its dtype may change, between one backward and
+// the next and on every rank alike: buckets follow when the next backward begins. Nothing is sent for a parameter that
+// is frozen. After the first backward that trains a parameter, the next one begins with the exchange. If parameters
+// change on some ranks alone, buckets differ: Checked refuses it, and without it the job hangs or gradients are wrong.
+//
 // A parameter that has no gradient on some rank counts as zero there; if it has none on any rank, its .grad is not
 // touched. Each bucket also reduces one number per parameter to know that. A backward in which a rank has no gradient
-// of any of these parameters must have none on the others either.
+// of any of these parameters must have none on the others either, also under AccumulateGradients.
 //
 // A rank that lacks a gradient starts its bucket, and those behind it, when its backward ends: later than the others.
 // Between that moment and theirs backward must run no other collective over these mesh dimensions, such as that of a
@@ -55,6 +60,11 @@ struct BucketedParameter {
 //
 // A gradient is reduced by itself, at once, where it is not added to .grad (torch::autograd::grad), with create_graph,
 // where the parameter has hooks of the user's own, and where another reduction than a sum or an average is pending.
+//
+// Parameters that can have no gradient, such as those of integers, are passed over. Does not communicate itself. Throws
+// std::invalid_argument, alike on every rank, on a tensor that is no DTensor, on parameters of several meshes, on one
+// that is listed twice, on a gradient's layout with Partial or of another number of placements than the mesh has
+// dimensions, and on data dimensions and a cost model that do not fit the mesh.
 void bucket_gradients(std::vector<BucketedParameter> parameters, const std::vector<int64_t>& data_dims,
                       const GradientBucketOptions& options = {});
 
@@ -68,7 +78,9 @@ void bucket_gradients(std::vector<BucketedParameter> parameters, const std::vect
 //   }
 //
 // Until then .grad is a DTensor with pending reductions, as large as the parameter is without its cuts over data
-// dimensions. A parameter with hooks of the user's own is reduced in each backward all the same.
+// dimensions; on a rank that had no gradient of the parameter meanwhile it stays as it was. What a .grad held before,
+// reduced, becomes a term of the sum on every rank, and is sent as gradients are (GradientBucketOptions::dtype). A
+// parameter with hooks of the user's own is reduced in each backward all the same.
 class AccumulateGradients {
  public:
   explicit AccumulateGradients(const DeviceMesh& mesh);

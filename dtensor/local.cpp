@@ -1,10 +1,15 @@
 // Implements from_local and to_local, which make DTensors of plain pieces and plain pieces of DTensors.
 #include <algorithm>
+#include <iterator>
+#include <optional>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -20,6 +25,7 @@
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/replicated_check.h"
 #include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/failing.h"
 #include "tessera/mesh/mesh_checks.h"
 #include "tessera/placement/plan.h"
 #include "tessera/placement/reduction.h"
@@ -73,9 +79,7 @@ class PieceDerivative {
           "Replicate",
           to_string(spec_.placements)));
     }
-    const DeviceMesh over = mesh_.merged(mesh_dims_);
-    const auto reduce = [&](const at::Tensor& t, ReduceOp op) { return all_reduce(t, over, 0, op); };
-    return gradient.mul(reduction_->derivative(piece_, {.ranks = over.size(), .all_reduce = reduce}));
+    return gradient.mul(derivative());
   }
 
   static bool needs_piece(const Spec& spec) {
@@ -84,6 +88,20 @@ class PieceDerivative {
   }
 
  private:
+  // A user's code may throw on this rank alone, while the others wait for it in all_reduce.
+  at::Tensor derivative() const {
+    const DeviceMesh over = mesh_.merged(mesh_dims_);
+    const auto reduce = [&](const at::Tensor& t, ReduceOp op) { return all_reduce(t, over, 0, op); };
+    try {
+      return reduction_->derivative(piece_, {.ranks = over.size(), .all_reduce = reduce});
+    } catch (const Reduction::NotImplemented&) {
+      throw;
+    } catch (...) {
+      mesh_.world().guard("from_local", [] { throw; });  // rethrows the current exception inside guard
+      throw;
+    }
+  }
+
   const Spec& spec_;
   const DeviceMesh mesh_;
   const at::Tensor piece_;
@@ -110,7 +128,8 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     detail::saved<Wanted>(ctx, "grad") = wanted;
     const bool saves = PieceDerivative::needs_piece(*spec) || mask.defined();
     ctx->saved_data["saves"] = saves;
-    ctx->saved_data["of a leaf"] = local.is_leaf();
+    // Outside the mesh the tensor may have any sizes, and there is nothing of it in the DTensor.
+    if (!spec->mesh.is_member()) detail::saved<std::vector<int64_t>>(ctx, "sizes") = local.sizes().vec();
     // A node that has saved nothing may run again.
     if (saves) ctx->save_for_backward({PieceDerivative::needs_piece(*spec) ? local : at::Tensor(), mask});
     return wrap_local(masked_piece(local, mask, *spec), spec);
@@ -119,21 +138,32 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     tensor_list out(4);
     if (!grads[0].defined()) return out;
     const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
-    const Wanted& wanted = detail::saved<Wanted>(ctx, "grad");
-    const bool is_copied = ctx->saved_data["of a leaf"].toBool() && detail::is_shared(grads[0]);
+    const bool is_held = detail::is_shared(grads[0]);
     const at::Tensor g = detail::as_dtensor(grads[0], spec);
+    if (spec.mesh.is_member()) {
+      out[0] = gradient_of_piece(ctx, g);
+    } else {
+      const auto options = at::TensorOptions(spec.dtype).device(spec.mesh.device());
+      out[0] = at::zeros(detail::saved<std::vector<int64_t>>(ctx, "sizes"), options);
+    }
+    // Autograd counts references to a tensor, not to its memory: of an alias nobody would know that others have it.
+    const at::Tensor& whole = detail::meta(g).local();
+    if (is_held && !out[0].is_same(whole) && out[0].is_alias_of(whole)) out[0] = out[0].clone();
+    return out;
+  }
+  static at::Tensor gradient_of_piece(AutogradContext* ctx, const at::Tensor& g) {
+    const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
+    const Wanted& wanted = detail::saved<Wanted>(ctx, "grad");
     const tensor_list saved = ctx->saved_data["saves"].toBool() ? ctx->get_saved_variables() : tensor_list(2);
     const at::Tensor& mask = saved[1];
-    if (wanted) {
-      out[0] = to_local(redistribute(g, *wanted), *wanted);
-    } else {
-      const Placements layout = without_partial(spec.placements);
+    const Placements layout = wanted.value_or(without_partial(spec.placements));
+    const bool is_there = !c10::GradMode::is_enabled() && placements_of(g) == layout;
+    at::Tensor out = is_there ? detail::meta(g).local() : to_local(redistribute(g, layout), layout);
+    if (!wanted) {
       const at::Tensor piece = saved[0].defined() ? masked_piece(saved[0], mask, spec) : at::Tensor();
-      out[0] = PieceDerivative(spec, piece).times(to_local(redistribute(g, layout), layout));
+      out = PieceDerivative(spec, piece).times(out);
     }
-    if (mask.defined()) out[0] = at::where(mask, out[0], at::zeros_like(out[0]));
-    if (is_copied) out[0] = out[0].clone();
-    return out;
+    return mask.defined() ? at::where(mask, out, at::zeros_like(out)) : out;
   }
 };
 
@@ -143,7 +173,6 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     if (dtensor.requires_grad()) {
       detail::saved<SpecPtr>(ctx, "spec") = meta.spec;
       detail::saved<Placements>(ctx, "grad") = grad;
-      ctx->saved_data["of a leaf"] = dtensor.is_leaf();
       ctx->set_materialize_grads(false);  // no zeros for a piece that took no part in the loss
     }
     const detail::WriteCounters counters = meta.write_counters();
@@ -151,12 +180,15 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+    const at::Tensor& piece = grads[0];
     const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
-    FromLocalOptions options;
-    options.shape = spec.sizes;
-    const at::Tensor given =
-        ctx->saved_data["of a leaf"].toBool() && detail::is_shared(grads[0]) ? grads[0].clone() : grads[0];
-    return {from_local(given, spec.mesh, detail::saved<Placements>(ctx, "grad"), options), at::Tensor()};
+    const Placements& layout = detail::saved<Placements>(ctx, "grad");
+    if (!c10::GradMode::is_enabled() && spec.mesh.is_member() && !is_dtensor(piece) && piece.is_contiguous()) {
+      const SpecPtr whole = intern_spec(spec.mesh, layout, spec.sizes, piece.scalar_type());
+      // The tensor itself goes on, since autograd counts the references to it.
+      if (piece.sizes() == at::IntArrayRef(whole->local_sizes)) return {detail::wrap(piece, whole), at::Tensor()};
+    }
+    return {from_local(piece, spec.mesh, layout, {.shape = spec.sizes}), at::Tensor()};
   }
 };
 
@@ -184,11 +216,19 @@ void check_mask(const at::Tensor& local, const Placements& placements, const at:
       to_string(placements)));
 }
 
-void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
-                      const FromLocalOptions& options) {
+// Runs a check of what this rank has been given. Other ranks may see nothing wrong in theirs, so an error fails the
+// job, unless all ranks compare (FromLocalOptions::check).
+template <class Check>
+void check_here(const DeviceMesh& mesh, const FromLocalOptions& options, const Check& check) {
+  if (options.check) return check();
+  failing(mesh.world(), "from_local", check);
+}
+
+void check_tensors(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
+                   const at::Tensor& mask) {
   if (!local.defined()) throw std::invalid_argument("from_local: the local tensor is undefined; give a tensor");
   detail::refuse_deferred("from_local", local);
-  detail::refuse_deferred("from_local: mask", options.mask);
+  detail::refuse_deferred("from_local: mask", mask);
   if (detail::is_dtensor(local)) {
     throw std::invalid_argument(
         "from_local: the tensor is a DTensor already; call redistribute to change its placements");
@@ -198,7 +238,13 @@ void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
         fmt::format("from_local: the tensor is of layout {}; give a dense one, to_dense()", c10::str(local.layout())));
   }
   check_device(local, mesh, "from_local", "tensor");
-  check_mask(local, placements, options.mask);
+  check_mask(local, placements, mask);
+  check_partials(placements, local.scalar_type(), "from_local");
+}
+
+// Checks what every rank passes alike, so that all of them throw.
+void check_options(const Placements& placements, const FromLocalOptions& options) {
+  check_commute(placements, "from_local");
   if (options.stride && !options.shape) {
     throw std::invalid_argument("from_local: stride without shape; give both, or shape alone");
   }
@@ -208,16 +254,61 @@ void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   }
 }
 
-SpecPtr spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& given,
-                      const FromLocalOptions& options) {
-  const int64_t ndim = options.shape ? static_cast<int64_t>(options.shape->size()) : local.dim();
+// Throws, alike on every rank, unless a gradient laid out as `gradient` has the sizes of its piece on each of them.
+void check_gradient_layout(const Spec& spec, const Placements& gradient, const char* who) {
+  const auto cut_alike = [](const Placement& a, const Placement& b) {
+    return a == b || !(a.is_shard() || b.is_shard());
+  };
+  if (std::ranges::equal(gradient, spec.placements, cut_alike)) return;
+  const Mesh& mesh = spec.mesh.mesh();
+  check_layout(gradient, mesh, spec.sizes, who);
+  for (const int64_t rank : mesh.ranks()) {
+    const std::vector<int64_t> coordinate = *mesh.coordinate_of(rank);
+    const std::vector<int64_t> piece = local_shape(spec.sizes, spec.placements, mesh.shape(), coordinate);
+    const std::vector<int64_t> part = local_shape(spec.sizes, gradient, mesh.shape(), coordinate);
+    if (part == piece) continue;
+    throw std::invalid_argument(
+        fmt::format("{}: rank {} has [{}] of the tensor [{}] as {}, but [{}] of a gradient as {}; give placements by "
+                    "which every rank has as much of the gradient as of the tensor",
+                    who, rank, fmt::join(piece, ", "), fmt::join(spec.sizes, ", "), to_string(spec.placements),
+                    fmt::join(part, ", "), to_string(gradient)));
+  }
+}
+
+// Describes the DTensor, and says how the piece's gradient is laid out if the caller does.
+struct Layouts {
+  SpecPtr spec;
+  std::optional<Placements> gradient;
+};
+
+Layouts read_layouts(const at::Tensor& local, const DeviceMesh& mesh, const Placements& given,
+                     const FromLocalOptions& options) {
+  const auto ndim = options.shape ? static_cast<int64_t>(options.shape->size()) : local.dim();
   const Placements placements = normalize(given, mesh.mesh(), ndim, "from_local");
-  check_partials(placements, local.scalar_type(), "from_local");
   const std::vector<int64_t> shape = options.shape ? *options.shape : inferred_shape(local, mesh, placements);
   check_layout(placements, mesh.mesh(), shape, "from_local");
   // The piece's own strides are not used: those of an empty or thin piece determine nothing, and ranks must agree.
   const std::vector<int64_t> strides = options.stride ? *options.stride : contiguous_strides(shape);
-  return intern_spec(mesh, placements, shape, strides, local.scalar_type());
+  Layouts out{.spec = intern_spec(mesh, placements, shape, strides, local.scalar_type()), .gradient = std::nullopt};
+  if (!options.grad_placements) return out;
+  const char* const who = "from_local: grad_placements";
+  out.gradient = normalize(*options.grad_placements, mesh.mesh(), ndim, who);
+  check_gradient_layout(*out.spec, *out.gradient, who);
+  return out;
+}
+
+Layouts checked_layouts(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
+                        const FromLocalOptions& options) {
+  check_options(placements, options);
+  check_here(mesh, options, [&] { check_tensors(local, mesh, placements, options.mask); });
+  // Every rank sees alike what is wrong with a shape that is given, or with a number of placements.
+  const auto fits_mesh = [&](const Placements& each) { return std::ssize(each) == mesh.ndim(); };
+  const bool alike =
+      options.shape || !fits_mesh(placements) || (options.grad_placements && !fits_mesh(*options.grad_placements));
+  if (alike) return read_layouts(local, mesh, placements, options);
+  Layouts out;
+  check_here(mesh, options, [&] { out = read_layouts(local, mesh, placements, options); });
+  return out;
 }
 
 // Returns the text of what all ranks must pass alike. Without a shape option the shape follows from the pieces, which
@@ -265,20 +356,15 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
     return from_local_in_forward_mode(local, mesh, placements, options);
   }
   const detail::NotDeferred own_tensors;
-  SpecPtr spec;
-  std::optional<Placements> grad;
-  const auto read = [&] {
-    check_from_local(local, mesh, placements, options);
-    spec = spec_of_local(local, mesh, placements, options);
-    if (!options.grad_placements) return;
-    grad = normalize(*options.grad_placements, mesh.mesh(), spec->ndim(), "from_local: grad_placements");
-  };
+  Layouts layouts;
+  const auto read = [&] { layouts = checked_layouts(local, mesh, placements, options); };
   if (options.check) {
-    Agreement({mesh}, "from_local").run(read, [&] { return text_of(*spec, options); });
-    verify_local(local, *spec);
+    Agreement({mesh}, "from_local").run(read, [&] { return text_of(*layouts.spec, options); });
+    verify_local(local, *layouts.spec);
   } else {
     read();
   }
+  const SpecPtr& spec = layouts.spec;
   check_piece(local, *spec);
   std::vector<int64_t> alike;
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
@@ -287,11 +373,12 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   check_replicated(local, mesh, alike, "from_local");
   // Under row-major global strides pieces are row-major, so that what can be viewed globally can be viewed here.
   // Gaps stay under strides that are given, but not another order of dimensions.
-  const bool keeps = !mesh.is_member() || (options.stride && is_in_order_of(*spec, local));
-  const at::Tensor piece = keeps ? local : as_dense(local, *spec);
+  const bool reordered = options.stride && mesh.is_member() && !is_in_order_of(*spec, local);
+  const at::Tensor piece = !options.stride ? local.contiguous() : reordered ? as_dense(local, *spec) : local;
   const bool recorded = piece.requires_grad() && at::GradMode::is_enabled();
   if (!recorded) return wrap_local(masked_piece(piece, options.mask, *spec), spec);
-  return FromLocal::apply(piece, options.mask.defined() ? std::optional(options.mask) : std::nullopt, spec, grad);
+  return FromLocal::apply(piece, options.mask.defined() ? std::optional(options.mask) : std::nullopt, spec,
+                          layouts.gradient);
 }
 
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {
@@ -300,9 +387,11 @@ at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& 
   const detail::NotDeferred own_tensors;
   detail::check_current(dtensor, "to_local");
   detail::watch_gradient(dtensor);
-  return ToLocal::apply(
-      dtensor, grad_placements ? normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "to_local: grad_placements")
-                               : without_partial(spec.placements));
+  if (!grad_placements) return ToLocal::apply(dtensor, without_partial(spec.placements));
+  const char* const who = "to_local: grad_placements";
+  const Placements gradient = normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), who);
+  check_gradient_layout(spec, gradient, who);
+  return ToLocal::apply(dtensor, gradient);
 }
 
 }  // namespace tessera

@@ -16,6 +16,7 @@
 #include <fmt/ranges.h>
 #include <torch/optim/optimizer.h>
 
+#include "tessera/dtensor/fused_adamw.h"
 #include "tessera/dtensor/local_gradients.h"
 #include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/collectives/collectives.h"
@@ -27,7 +28,7 @@ namespace {
 
 constexpr const char* kOp = "LossScaler";
 
-bool is_scale(double value) { return value > 0 && std::isfinite(value); }
+bool is_scale(double value) { return value >= LossScaler::kMinScale && std::isfinite(value); }
 
 std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> parameters;
@@ -67,7 +68,7 @@ LossScaler::LossScaler(LossScalerOptions options) : options_(std::move(options))
   const auto refuse = [](const char* what, double value, const char* must) {
     throw std::invalid_argument(fmt::format("{}: {} is {}; it must be {}", kOp, what, value, must));
   };
-  if (!is_scale(options_.initial_scale)) refuse("initial_scale", options_.initial_scale, "positive and finite");
+  if (!is_scale(options_.initial_scale)) refuse("initial_scale", options_.initial_scale, "finite, and 2^-24 or more");
   if (!(options_.growth_factor > 1)) refuse("growth_factor", options_.growth_factor, "more than 1");
   if (!(options_.backoff_factor > 0 && options_.backoff_factor < 1)) {
     refuse("backoff_factor", options_.backoff_factor, "between 0 and 1");
@@ -79,14 +80,17 @@ LossScaler::LossScaler(LossScalerOptions options) : options_(std::move(options))
 
 at::Tensor LossScaler::scale(const at::Tensor& loss) const { return loss * state_.scale; }
 
-void LossScaler::unscale_(torch::optim::Optimizer& optimizer) {
-  if (progress_.contains(&optimizer)) {
+void LossScaler::unscale_(torch::optim::Optimizer& optimizer) { unscale(&optimizer, parameters_of(optimizer)); }
+
+void LossScaler::unscale_(FusedAdamW& optimizer) { unscale(&optimizer, optimizer.parameters()); }
+
+void LossScaler::unscale(const void* optimizer, const std::vector<at::Tensor>& parameters) {
+  if (progress_.contains(optimizer)) {
     throw std::invalid_argument(
         fmt::format("{}: the gradients of this optimizer were scaled back since the last update(); call it once", kOp));
   }
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
-  const std::vector<at::Tensor> parameters = parameters_of(optimizer);
   check_dtypes(parameters);
   const detail::LocalGradients all = detail::local_gradients(parameters, kOp);
   const c10::Device device = all.gradients.empty() ? c10::Device(c10::kCPU) : all.gradients.front().piece.device();
@@ -98,18 +102,30 @@ void LossScaler::unscale_(torch::optim::Optimizer& optimizer) {
       found = all_reduce(found.to(stages.device()), stages, dim, ReduceOp::kMax);
     }
   }
-  progress_[&optimizer].all_finite = found.item<float>() == 0;
+  progress_[optimizer].all_finite = found.item<float>() == 0;
 }
 
 bool LossScaler::step(torch::optim::Optimizer& optimizer) {
   if (!progress_.contains(&optimizer)) unscale_(optimizer);
-  Progress& progress = progress_.at(&optimizer);
+  const bool steps = begins_step(&optimizer);
+  if (steps) optimizer.step();
+  return steps;
+}
+
+bool LossScaler::step(FusedAdamW& optimizer) {
+  if (!progress_.contains(&optimizer)) unscale_(optimizer);
+  const bool steps = begins_step(&optimizer);
+  if (steps) optimizer.step();
+  return steps;
+}
+
+bool LossScaler::begins_step(const void* optimizer) {
+  Progress& progress = progress_.at(optimizer);
   if (progress.stepped) {
     throw std::invalid_argument(
         fmt::format("{}: step() was called for this optimizer since the last update(); call update() between", kOp));
   }
   progress.stepped = true;
-  if (progress.all_finite) optimizer.step();
   return progress.all_finite;
 }
 
@@ -121,7 +137,7 @@ void LossScaler::update() {
   const bool all_finite = std::ranges::all_of(progress_, [](const auto& each) { return each.second.all_finite; });
   progress_.clear();
   if (!all_finite) {
-    state_ = {state_.scale * options_.backoff_factor, 0};
+    state_ = {std::max(state_.scale * options_.backoff_factor, kMinScale), 0};
     return;
   }
   if (++state_.good_steps < options_.growth_interval) return;
@@ -133,8 +149,8 @@ void LossScaler::update() {
 void LossScaler::set_state(const LossScalerState& state) {
   if (!is_scale(state.scale) || state.good_steps < 0) {
     throw std::invalid_argument(
-        fmt::format("{}: the state has the scale {} and {} steps; the scale must be positive and finite, the number of "
-                    "steps 0 or more",
+        fmt::format("{}: the state has the scale {} and {} steps; the scale must be finite, and 2^-24 or more, the "
+                    "number of steps 0 or more",
                     kOp, state.scale, state.good_steps));
   }
   state_ = state;

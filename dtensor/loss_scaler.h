@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -13,6 +14,8 @@ class Optimizer;
 }  // namespace torch::optim
 
 namespace tessera {
+
+class FusedAdamW;
 
 struct LossScalerOptions {
   double initial_scale = 65536.0;
@@ -40,12 +43,18 @@ struct LossScalerState {
 //   scaler.step(optimizer);
 //   scaler.update();
 //
-// With several optimizers, each has its own step, and update() comes last. Every rank makes the same calls.
-// Source: torch.amp.GradScaler of PyTorch 2.11, whose defaults these are.
+// With several optimizers, each has its own step, and update() comes last; a FusedAdamW is an optimizer too. Every rank
+// makes the same calls.
+// Source: torch.amp.GradScaler of PyTorch 2.11, whose defaults these are; it has no smallest scale.
 class LossScaler {
  public:
-  // Throws std::invalid_argument on a scale that is not positive and finite, a growth factor of 1 or less, a backoff
-  // factor outside (0, 1), and an interval below 1.
+  // Is the smallest scale. Gradients that overflow float16 even so are above 10^12: where steps are still left out at
+  // this scale, the loss is not finite, or training diverges. Far below it 1 / scale is infinite in float32, so that
+  // the next good step would write NaN.
+  static constexpr double kMinScale = 0x1p-24;
+
+  // Throws std::invalid_argument on a scale that is infinite or below kMinScale, a growth factor of 1 or less, a
+  // backoff factor outside (0, 1), and an interval below 1.
   explicit LossScaler(LossScalerOptions options = {});
 
   // Returns the loss times the scale. Differentiable.
@@ -59,18 +68,20 @@ class LossScaler {
   // and on gradients of float16, in which small numbers would vanish again: keep parameters in float32 and use
   // autocast.
   void unscale_(torch::optim::Optimizer& optimizer);
+  void unscale_(FusedAdamW& optimizer);
 
   // Calls optimizer.step() if all gradients are finite on every rank, and returns whether it did, the same on every
   // rank. Calls unscale_ before, unless that was done. Throws as unscale_, and std::invalid_argument when it was called
   // for this optimizer since the last update().
   bool step(torch::optim::Optimizer& optimizer);
+  bool step(FusedAdamW& optimizer);
 
-  // Changes the scale after the steps of all optimizers. Does not communicate. Throws std::invalid_argument when no
-  // gradients were looked at since the last call.
+  // Changes the scale after the steps of all optimizers, to kMinScale at least. Does not communicate. Throws
+  // std::invalid_argument when no gradients were looked at since the last call.
   void update();
 
   LossScalerState state() const { return state_; }
-  // Throws std::invalid_argument on a scale that is not positive and finite, and a negative number of steps.
+  // Throws std::invalid_argument on a scale that is infinite or below kMinScale, and a negative number of steps.
   void set_state(const LossScalerState& state);
 
  private:
@@ -79,9 +90,14 @@ class LossScaler {
     bool stepped = false;
   };
 
+  // An optimizer goes by its address.
+  void unscale(const void* optimizer, const std::vector<at::Tensor>& parameters);
+  // Says whether the optimizer, whose gradients were scaled back, makes its step now.
+  bool begins_step(const void* optimizer);
+
   LossScalerOptions options_;
   LossScalerState state_;
-  std::map<const torch::optim::Optimizer*, Progress> progress_;  // since the last update()
+  std::map<const void*, Progress> progress_;  // since the last update()
 };
 
 }  // namespace tessera

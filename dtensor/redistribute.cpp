@@ -19,6 +19,7 @@
 #include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/reused_memory.h"
+#include "tessera/mesh/failing.h"
 #include "tessera/placement/plan.h"
 
 namespace tessera {
@@ -32,11 +33,15 @@ struct Redistribution {
   SpecPtr to;                          // the piece and the global tensor are row-major
   std::optional<Placements> gradient;  // if the caller gave it
 
+  // Pieces are sent in the result's dtype.
   RoutePtr route(const CostModel& model) const {
-    // Pieces are sent in the result's dtype.
     if (from->dtype == to->dtype) return route_between(*from, to->placements, model);
     return route_between(*intern_spec(from->mesh, from->placements, from->sizes, from->strides, to->dtype),
                          to->placements, model);
+  }
+  at::Tensor as_sent(const at::Tensor& piece) const {
+    if (from->dtype == to->dtype) return piece;
+    return failing(from->mesh.world(), "redistribute", [&] { return piece.to(to->dtype); });
   }
 };
 
@@ -60,15 +65,15 @@ struct RedistributeCall {
 
 at::Tensor run_one(const at::Tensor& dtensor, const Redistribution& redistribution, const CostModel& model,
                    Memory memory) {
+  const DeviceMesh& mesh = redistribution.from->mesh;
   const at::Tensor& local = detail::meta(dtensor).local();
-  const bool same = redistribution.from->dtype == redistribution.to->dtype;
   const bool takes = memory == Memory::kTake;
-  const at::Tensor moved = run_route(*redistribution.route(model), redistribution.from->mesh,
-                                     same ? local : local.to(redistribution.to->dtype), takes);
+  const at::Tensor moved = run_route(*redistribution.route(model), mesh, redistribution.as_sent(local), takes);
   // A view of a part would keep the whole in memory.
   const bool is_whole = moved.is_alias_of(local) && moved.numel() == local.numel() && moved.is_contiguous();
   if (memory == Memory::kShare && is_whole) return detail::wrap_view(moved, redistribution.to, dtensor, 0);
-  return detail::wrap(unaliased(moved, local, takes), redistribution.to);
+  at::Tensor piece = failing(mesh.world(), "redistribute", [&] { return unaliased(moved, local, takes); });
+  return detail::wrap(std::move(piece), redistribution.to);
 }
 
 tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
@@ -77,10 +82,12 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
     const Redistribution& redistribution = call.redistributions[i];
     items.push_back({redistribution.route(call.options.cost_model),
-                     detail::meta(dtensors[i]).local().to(redistribution.to->dtype), call.takes()});
+                     redistribution.as_sent(detail::meta(dtensors[i]).local()), call.takes()});
     // Writes to an inference tensor are not counted, so a copy of it is sent.
     at::Tensor& piece = items.back().piece;
-    if (call.options.async && piece.is_inference()) piece = reused_copy(piece);
+    if (call.options.async && piece.is_inference()) {
+      piece = failing(call.mesh().world(), "redistribute", [&] { return reused_copy(piece); });
+    }
     communicates |= items.back().route->communicates();
   }
   const auto running = std::make_shared<AsyncRedistributions>(call.mesh(), items);
@@ -227,6 +234,17 @@ void check_dtypes(const Spec& from, at::ScalarType to, const RedistributeOptions
   }
 }
 
+// Returns the Spec of the result. A layout that some tensor has was checked before, and is not checked again: to check
+// a user's partition takes as long as to make all of its parts.
+SpecPtr spec_of_result(const Spec& from, const Placements& to, at::ScalarType dtype) {
+  try {
+    return intern_spec(from.mesh, to, from.sizes, dtype);
+  } catch (const std::invalid_argument&) {
+    check_layout(to, from.mesh.mesh(), from.sizes, "redistribute");  // throws the same in this function's name
+    throw;
+  }
+}
+
 // Returns the redistribution of one tensor, or nullopt where nothing changes.
 std::optional<Redistribution> redistribution_of(const at::Tensor& dtensor, const Placements& placements,
                                                 const RedistributeOptions& options) {
@@ -234,7 +252,9 @@ std::optional<Redistribution> redistribution_of(const at::Tensor& dtensor, const
   const Mesh& mesh = from->mesh.mesh();
   Redistribution redistribution{.from = from, .to = nullptr, .gradient = {}};
   if (options.grad_placements) {
-    redistribution.gradient = normalize(*options.grad_placements, mesh, from->ndim(), "redistribute: grad_placements");
+    const char* const who = "redistribute: grad_placements";
+    redistribution.gradient = normalize(*options.grad_placements, mesh, from->ndim(), who);
+    check_layout(*redistribution.gradient, mesh, from->sizes, who);
   }
   const Placements to = normalize(placements, mesh, from->ndim(), "redistribute");
   const at::ScalarType dtype = options.forward_dtype.value_or(from->dtype);
@@ -244,9 +264,8 @@ std::optional<Redistribution> redistribution_of(const at::Tensor& dtensor, const
   check_dtypes(*from, dtype, options, dtensor.requires_grad());
   check_partials(from->placements, dtype, "redistribute");
   check_partials(to, dtype, "redistribute");
-  check_layout(to, mesh, from->sizes, "redistribute");
+  redistribution.to = spec_of_result(*from, to, dtype);
   if (!options.cost_model.links.empty()) check_cost_model(options.cost_model, mesh.ndim(), "redistribute");
-  redistribution.to = intern_spec(from->mesh, to, from->sizes, dtype);
   return redistribution;
 }
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/mesh_checks.h"
 
@@ -43,8 +44,12 @@ at::Tensor own_copy(const at::Tensor& t, const std::optional<at::Device>& device
 
 at::Tensor as_registered(const at::Tensor& used, const at::Tensor* registered) {
   if (!used.defined() || is_dtensor(used) || registered == nullptr || !is_dtensor(*registered)) return used;
-  return from_local(used.detach(), mesh_of(*registered), placements_of(*registered),
-                    {.shape = registered->sizes().vec()});
+  const SpecPtr& spec = spec_ptr_of(*registered);
+  // A piece of another size fails the job here.
+  if (!spec->mesh.is_member() || used.sizes() != at::IntArrayRef(spec->local_sizes)) {
+    return from_local(used.detach(), spec->mesh, spec->placements, {.shape = spec->sizes});
+  }
+  return wrap(used.detach(), spec);
 }
 
 at::Tensor parameter_on_mesh(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh,

@@ -39,7 +39,8 @@ void add_pairs(const ModuleTree& tree, std::size_t node, const Wanted& wanted, s
     for (const auto& [name, child] : tree[node].children) add_pairs(tree, child, wanted, seen, plan);
     return;
   }
-  if (wanted.input || wanted.output) plan.emplace_back(tree[node].path, Prepared(wanted.input, wanted.output));
+  if (wanted.input || wanted.output)
+    plan.emplace_back(pattern_of(tree[node].path), Prepared(wanted.input, wanted.output));
   const std::size_t paired = layers.size() - layers.size() % 2;
   for (std::size_t i = 0; i < paired; i += 2) {
     StyleLayouts up, down;
@@ -47,8 +48,8 @@ void add_pairs(const ModuleTree& tree, std::size_t node, const Wanted& wanted, s
     const bool is_last = i + 2 == layers.size();  // otherwise a whole layer follows
     if (is_last)
       down = {.output_layouts = wanted.sequence ? Shard(0) : Replicate(), .use_local_output = !wanted.output};
-    plan.emplace_back(tree[layers[i]].path, ColwiseParallel(up));
-    plan.emplace_back(tree[layers[i + 1]].path, RowwiseParallel(down));
+    plan.emplace_back(pattern_of(tree[layers[i]].path), ColwiseParallel(up));
+    plan.emplace_back(pattern_of(tree[layers[i + 1]].path), RowwiseParallel(down));
   }
 }
 

@@ -8,7 +8,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/layers/root_of.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/styles/style.h"
@@ -38,7 +37,7 @@ class PairwiseParallel {
  public:
   explicit PairwiseParallel(bool sequence = false, PrepareFunction input = nullptr, PrepareFunction output = nullptr)
       : sequence_(sequence), input_(std::move(input)), output_(std::move(output)) {}
-  // Throws std::invalid_argument where there is no pair.
+  // Throws std::invalid_argument where there is no pair; parallelize_module throws that on every rank.
   ParallelPlan plan(torch::nn::Module& module) const;
 
  private:
@@ -50,8 +49,8 @@ class PairwiseParallel {
 template <class Module>
 auto parallelize_module(Module&& module, const DeviceMesh& mesh, const PairwiseParallel& style,
                         const ParallelizeOptions& options = {}) {
-  const ParallelPlan plan = style.plan(detail::root_of(module));
-  return parallelize_module(std::forward<Module>(module), mesh, plan, options);
+  return detail::parallelize_by([&](torch::nn::Module& root) { return style.plan(root); }, std::forward<Module>(module),
+                                mesh, options);
 }
 
 // Applies functions before and after a module, which may have another style too: here, or in another entry of the plan.

@@ -79,13 +79,11 @@ Placement weight_cut(int64_t in_features, int64_t out_features, const DeviceMesh
   }
 }
 
-ParallelPlan plan_of(torch::nn::Module& module, ModuleKind kind, const Style& style) {
-  ParallelPlan plan;
+void add_styles(ParallelPlan& plan, const ModuleTree& tree, ModuleKind kind, const Style& style) {
   std::set<const void*> seen;  // a module registered under two names gets the style once
-  for (const ModuleNode& node : tree_of(module)) {
-    if (node.kind == kind && seen.insert(node.identity).second) plan.emplace_back(node.path, style);
+  for (const ModuleNode& node : tree) {
+    if (node.kind == kind && seen.insert(node.identity).second) plan.emplace_back(pattern_of(node.path), style);
   }
-  return plan;
 }
 
 }  // namespace
@@ -319,21 +317,29 @@ void shard_init_(const InitMethod& method, const at::Tensor& tensor) {
 
 namespace detail {
 
-ParallelPlan linear_plan(torch::nn::Module& module, ParallelDim dim) {
-  switch (along_of(dim, "convert_parallel_linear")) {
-    case Along::kSecond: return plan_of(module, ModuleKind::kLinear, ColwiseParallel());
-    case Along::kFirst: return plan_of(module, ModuleKind::kLinear, RowwiseParallel({.input_layouts = Replicate()}));
-    default: return {};
+ParallelPlan converted_plan(torch::nn::Module& module, const ConvertedDims& dims) {
+  const ModuleTree tree = tree_of(module);
+  ParallelPlan plan;
+  switch (along_of(dims.linear, "convert_parallel_linear")) {
+    case Along::kSecond: add_styles(plan, tree, ModuleKind::kLinear, ColwiseParallel()); break;
+    case Along::kFirst:
+      add_styles(plan, tree, ModuleKind::kLinear, RowwiseParallel({.input_layouts = Replicate()}));
+      break;
+    case Along::kNone: break;
   }
+  switch (along_of(dims.embedding, "convert_parallel_embedding")) {
+    case Along::kSecond:
+      add_styles(plan, tree, ModuleKind::kEmbedding, ColwiseParallel({.output_layouts = Replicate()}));
+      break;
+    case Along::kFirst: add_styles(plan, tree, ModuleKind::kEmbedding, RowwiseParallel()); break;
+    case Along::kNone: break;
+  }
+  return plan;
 }
 
-ParallelPlan embedding_plan(torch::nn::Module& module, ParallelDim dim) {
-  switch (along_of(dim, "convert_parallel_embedding")) {
-    case Along::kSecond:
-      return plan_of(module, ModuleKind::kEmbedding, ColwiseParallel({.output_layouts = Replicate()}));
-    case Along::kFirst: return plan_of(module, ModuleKind::kEmbedding, RowwiseParallel());
-    default: return {};
-  }
+ParallelizeOptions for_tensors(const DeviceMesh& mesh, ParallelizeOptions options) {
+  if (mesh.ndim() == 1 && !options.tensor_dim && !options.data_dims) options.tensor_dim = 0;
+  return options;
 }
 
 }  // namespace detail

@@ -15,7 +15,6 @@
 #include "tessera/layers/layer.h"
 #include "tessera/layers/parallel_embedding.h"
 #include "tessera/layers/parallel_linear.h"
-#include "tessera/layers/root_of.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/ops/kernels/sharded_cross_entropy.h"
 #include "tessera/styles/parallelize.h"
@@ -153,23 +152,39 @@ ParallelDim get_parallel_dim(const at::Tensor& t);
 // communication.
 void shard_init_(const InitMethod& method, const at::Tensor& tensor);
 
+// Says how the two kinds of modules are sharded.
+struct ConvertedDims {
+  ParallelDim linear;
+  ParallelDim embedding;
+};
+
 namespace detail {
-ParallelPlan linear_plan(torch::nn::Module& module, ParallelDim dim);
-ParallelPlan embedding_plan(torch::nn::Module& module, ParallelDim dim);
+ParallelPlan converted_plan(torch::nn::Module& module, const ConvertedDims& dims);
+// Returns options by which a 1-D mesh cuts tensors, also where no module is sharded.
+ParallelizeOptions for_tensors(const DeviceMesh& mesh, ParallelizeOptions options);
 }  // namespace detail
 
-// Shards the parameters of all Linear (Embedding) modules in `module`, or its own, in place; values, requires_grad and
-// dtype stay. Returns what parallelize_module returns.
-// Throws what it throws, and std::invalid_argument on any other dim.
+// Shards the parameters of all Linear and Embedding modules in `module`, or its own, in place; values, requires_grad
+// and dtype stay. All other parameters are replicated, so that a module is converted once: a second call would find
+// DTensors, and throw. Returns what parallelize_module returns.
+// Throws what it throws, and std::invalid_argument, on every rank, on any other dim.
+template <class Module>
+auto convert_parallel_layers(Module&& module, const ConvertedDims& dims, const DeviceMesh& mesh,
+                             const ParallelizeOptions& options = {}) {
+  return detail::parallelize_by([&](torch::nn::Module& root) { return detail::converted_plan(root, dims); },
+                                std::forward<Module>(module), mesh, detail::for_tensors(mesh, options));
+}
+// Does so for the Linear modules alone. For Embeddings too, call convert_parallel_layers in its place, not afterwards.
 template <class Module>
 auto convert_parallel_linear(Module&& module, ParallelDim dim, const DeviceMesh& mesh,
                              const ParallelizeOptions& options = {}) {
-  return parallelize_module(module, mesh, detail::linear_plan(detail::root_of(module), dim), options);
+  return convert_parallel_layers(std::forward<Module>(module), {.linear = dim, .embedding = {}}, mesh, options);
 }
+// Does so for the Embedding modules alone.
 template <class Module>
 auto convert_parallel_embedding(Module&& module, ParallelDim dim, const DeviceMesh& mesh,
                                 const ParallelizeOptions& options = {}) {
-  return parallelize_module(module, mesh, detail::embedding_plan(detail::root_of(module), dim), options);
+  return convert_parallel_layers(std::forward<Module>(module), {.linear = {}, .embedding = dim}, mesh, options);
 }
 
 }  // namespace tessera

@@ -78,8 +78,8 @@ inline Placement Replicate() { return {}; }
 inline Placement RaggedShard(int64_t tensor_dim, const std::vector<int64_t>& sizes) {
   return Placement::shard(tensor_dim, ragged(sizes));
 }
-// Blocks of `block` elements are dealt to the ranks in turn. BlockCyclic(0, h / n) cuts a fused projection [q; k; v] of
-// 3h rows over n ranks so that each rank holds its part of q, of k and of v.
+// Blocks of `block` elements are dealt to the ranks in turn. Where n divides h, BlockCyclic(0, h / n) cuts a fused
+// projection [q; k; v] of 3h rows over n ranks so that each rank holds its part of q, of k and of v.
 inline Placement BlockCyclic(int64_t tensor_dim, int64_t block) {
   return Placement::shard(tensor_dim, block_cyclic(block));
 }

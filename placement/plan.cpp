@@ -165,13 +165,16 @@ void check_shape(const std::vector<int64_t>& shape, const std::string& who) {
                   fmt::join(shape, ", "), kMostElements));
 }
 
+void check_commute(const Placements& placements, const std::string& who) {
+  if (partials_commute(placements)) return;
+  throw std::invalid_argument(
+      fmt::format("{}: {} has two kinds of reductions pending, whose order would matter; only sum and "
+                  "avg may be pending together. Redistribute one of them to Replicate or Shard first",
+                  who, tessera::to_string(placements)));
+}
+
 void check_partials(const Placements& placements, at::ScalarType dtype, const std::string& who) {
-  if (!partials_commute(placements)) {
-    throw std::invalid_argument(
-        fmt::format("{}: {} has two kinds of reductions pending, whose order would matter; only sum and "
-                    "avg may be pending together. Redistribute one of them to Replicate or Shard first",
-                    who, tessera::to_string(placements)));
-  }
+  check_commute(placements, who);
   for (const Placement& p : placements) {
     if (p.is_partial()) p.reduction().check(dtype, who);
   }

@@ -88,8 +88,9 @@ class Plan {
 // Throws std::invalid_argument, prefixed with `who`, on a negative size or on more than 1e17 elements.
 void check_shape(const std::vector<int64_t>& shape, const std::string& who);
 
-// Throws std::invalid_argument, prefixed with `who`, when a Partial in `placements` is not defined for `dtype`, or when
-// two kinds of reductions are pending that do not commute.
+// Throws std::invalid_argument, prefixed with `who`, when two kinds of reductions are pending that do not commute.
+void check_commute(const Placements& placements, const std::string& who);
+// Throws as check_commute, and when a Partial in `placements` is not defined for `dtype`.
 void check_partials(const Placements& placements, at::ScalarType dtype, const std::string& who);
 
 }  // namespace tessera

@@ -19,6 +19,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include "tessera/mesh/core/deferred_tensor.h"
@@ -168,11 +169,20 @@ class Masked final : public Reduction {
 // Returns three small positive numbers, which most reductions can have as a value.
 at::Tensor probe_of(at::ScalarType dtype) {
   if (c10::isIntegralType(dtype, /*includeBool=*/true)) return at::arange(1, 4).to(dtype);
-  const at::ScalarType wide = c10::elementSize(dtype) < 4 ? at::kFloat : dtype;
-  return at::arange(1, 4, at::kDouble).div(4).to(wide);
+  return at::arange(1, 4, at::kDouble).div(4).to(dtype);
 }
 
-bool give_back(const Reduction& reduction, const std::vector<at::Tensor>& pieces, const at::Tensor& value) {
+// Says whether two tensors of one dtype are equal but for the rounding of a few operations.
+bool is_close(const at::Tensor& got, const at::Tensor& want) {
+  if (got.sizes() != want.sizes()) return false;
+  const at::ScalarType dtype = want.scalar_type();
+  if (dtype == at::kHalf) return at::allclose(got.to(at::kFloat), want.to(at::kFloat), /*rtol=*/2e-2);
+  if (dtype == at::kBFloat16) return at::allclose(got.to(at::kFloat), want.to(at::kFloat), /*rtol=*/0.15);
+  return at::allclose(got, want, /*rtol=*/1e-3);
+}
+
+// Returns the value of these pieces, in their dtype.
+at::Tensor value_of(const Reduction& reduction, const std::vector<at::Tensor>& pieces) {
   std::vector<at::Tensor> terms;
   terms.reserve(pieces.size());
   for (const at::Tensor& piece : pieces) terms.push_back(reduction.to_term(piece));
@@ -180,28 +190,67 @@ bool give_back(const Reduction& reduction, const std::vector<at::Tensor>& pieces
   const at::ScalarType dtype = terms[0].scalar_type();
   const at::Tensor reduced =
       from_reducible(reduce_rows(to_reducible(at::stack(terms), op, "redistribute"), op), dtype, op);
-  const at::Tensor got = reduction.from_terms(reduced, std::ssize(pieces)).to(value.scalar_type());
-  return got.sizes() == value.sizes() && at::allclose(got, value, /*rtol=*/1e-3);
+  return reduction.from_terms(reduced, std::ssize(pieces)).to(pieces[0].scalar_type());
 }
 
-}  // namespace
+// Returns the piece of each of `ranks` ranks that redistribute makes of a value that all of them hold.
+std::vector<at::Tensor> spread_over(const Reduction& reduction, const at::Tensor& value, int64_t ranks) {
+  std::vector<at::Tensor> pieces;
+  pieces.reserve(static_cast<std::size_t>(ranks));
+  for (int64_t i = 0; i < ranks; ++i) pieces.push_back(reduction.spread(value, i, ranks).to(value.scalar_type()));
+  return pieces;
+}
 
-void check_spread(const Reduction& reduction, at::ScalarType dtype, const std::string& who) {
-  const detail::NotDeferred own_tensors;
-  const at::Tensor value = probe_of(dtype);
+// Returns the method that does not fit to make pieces of `value` over `ranks` ranks, or nullptr.
+const char* wrong_method(const Reduction& reduction, const at::Tensor& value, int64_t ranks) {
+  const at::ScalarType dtype = value.scalar_type();
+  if (!is_close(value_of(reduction, spread_over(reduction, value, ranks)), value)) return "spread";
+  std::vector<at::Tensor> alone(static_cast<std::size_t>(ranks), at::full_like(value, reduction.neutral(dtype)));
+  alone[0] = reduction.only_piece(value, ranks).to(dtype);
+  return is_close(value_of(reduction, alone), value) ? nullptr : "only_piece and Reduction::neutral";
+}
+
+// Says whether the pieces of a value over 2 x 2 ranks have it as their value at once, and one mesh dimension after the
+// other.
+bool nests(const Reduction& reduction, const at::Tensor& value) {
+  std::vector<at::Tensor> all, rows;
+  for (const at::Tensor& row : spread_over(reduction, value, 2)) {
+    const std::vector<at::Tensor> pieces = spread_over(reduction, row, 2);
+    all.insert(all.end(), pieces.begin(), pieces.end());
+    rows.push_back(value_of(reduction, pieces));
+  }
+  return is_close(value_of(reduction, all), value) && is_close(value_of(reduction, rows), value);
+}
+
+void try_spread(const Reduction& reduction, const at::Tensor& value, const std::string& who, bool nested) {
   for (const int64_t ranks : {2, 3}) {
-    std::vector<at::Tensor> spread;
-    for (int64_t i = 0; i < ranks; ++i) spread.push_back(reduction.spread(value, i, ranks));
-    std::vector<at::Tensor> alone(static_cast<std::size_t>(ranks),
-                                  at::full_like(value, reduction.neutral(value.scalar_type())));
-    alone[0] = reduction.only_piece(value, ranks);
-    const bool spreads = give_back(reduction, spread, value);
-    if (spreads && give_back(reduction, alone, value)) continue;
+    const char* const wrong = wrong_method(reduction, value, ranks);
+    if (wrong == nullptr) continue;
     throw std::invalid_argument(
         fmt::format("{}: the pieces that P({}) makes of a value do not reduce to that value (tried over {} ranks): its "
                     "terms are not "
                     "its pieces, so implement Reduction::{}",
-                    who, reduction.text(), ranks, spreads ? "only_piece and Reduction::neutral" : "spread"));
+                    who, reduction.text(), ranks, wrong));
+  }
+  if (!nested || nests(reduction, value)) return;
+  throw std::invalid_argument(
+      fmt::format("{}: the value of P({}) over two mesh dimensions is not the same where both are reduced at once and "
+                  "where one is reduced after the other (tried over 2 x 2 ranks); implement Reduction::from_terms so "
+                  "that it is",
+                  who, reduction.text()));
+}
+
+}  // namespace
+
+void check_spread(const Reduction& reduction, at::ScalarType dtype, const std::string& who, bool nested) {
+  const detail::NotDeferred own_tensors;
+  const bool is_small = c10::isFloatingType(dtype) && c10::elementSize(dtype) < 4;
+  try {
+    try_spread(reduction, probe_of(c10::elementSize(dtype) < 2 && is_small ? at::kFloat : dtype), who, nested);
+  } catch (const c10::NotImplementedError&) {
+    // The CPU lacks an operator of this dtype that the pieces' device may have.
+    if (!is_small) throw;
+    try_spread(reduction, probe_of(at::kFloat), who, nested);
   }
 }
 
@@ -223,7 +272,7 @@ at::Tensor Reduction::spread(const at::Tensor& value, int64_t coordinate, int64_
 }
 
 at::Tensor Reduction::derivative(const at::Tensor&, const Peers&) const {
-  throw std::runtime_error(fmt::format(
+  throw NotImplemented(fmt::format(
       "from_local: the gradient of a piece of P({}) is not known: implement Reduction::derivative (or slope), or "
       "say in options.grad_placements what the gradient of a piece is to be",
       text()));

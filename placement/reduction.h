@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -21,6 +22,11 @@ namespace tessera {
 // immutable and are called from any thread, with tensors that do not require grad.
 class Reduction : public Described {
  public:
+  // Is thrown by the default of a method that cannot do without an implementation, so alike on every rank.
+  struct NotImplemented : std::runtime_error {
+    using std::runtime_error::runtime_error;
+  };
+
   // `text` is what the placement shows in P(...), and `op` reduces the terms. Throws std::invalid_argument when `op` is
   // avg.
   Reduction(const std::string& text, ReduceOp op);
@@ -32,11 +38,15 @@ class Reduction : public Described {
   // it.
   virtual at::Tensor to_term(const at::Tensor& piece) const;
   // Returns the value from the reduced terms of `ranks` ranks, in the dtype of the terms. The result may be `terms`
-  // itself: do not write to it.
+  // itself: do not write to it. Where the reduction is pending over several mesh dimensions, it may be done over all of
+  // them at once, or over one after the other, where the value over the first ones is a piece of the next. Both must
+  // give the same: from_terms of the terms of a * b ranks, and from_terms over b ranks of the terms of what from_terms
+  // gives over a ranks.
   virtual at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const;
 
   // Returns the piece of the rank at `coordinate` of `ranks` for a value that all of them hold. This makes the
-  // placement a target of redistribute. By default it is the value at coordinate 0 and neutral() elsewhere.
+  // placement a target of redistribute. By default it is the value at coordinate 0 and neutral() elsewhere. A piece has
+  // the value's sizes. One of another dtype is converted to the value's, here and in only_piece().
   virtual at::Tensor spread(const at::Tensor& value, int64_t coordinate, int64_t ranks) const;
   // Returns the piece that does not change the value. By default it is the neutral element of op.
   virtual c10::Scalar neutral(at::ScalarType dtype) const;
@@ -49,7 +59,7 @@ class Reduction : public Described {
   // returns nullopt.
   virtual std::optional<double> slope(int64_t ranks) const;
   // Where there is no slope: returns d value / d piece, element by element, by which autograd multiplies gradients; for
-  // complex numbers, its conjugate. By default throws std::runtime_error that names the method to implement.
+  // complex numbers, its conjugate. By default throws NotImplemented, which names the method to implement.
   struct Peers {
     int64_t ranks;
     // Reduces over these ranks. It is a collective: every rank must call it with the same shape, dtype and op.
@@ -74,8 +84,9 @@ using ReductionPtr = std::shared_ptr<const Reduction>;
 void check_reduces(ReduceOp op, at::ScalarType dtype, const std::string& who);
 // Throws std::invalid_argument, prefixed with `who`, when a value that is cut into pieces, by spread() or by
 // only_piece() and neutral(), is not the reduction of these pieces. The text names the method to implement. It is tried
-// on three small positive numbers.
-void check_spread(const Reduction& reduction, at::ScalarType dtype, const std::string& who);
+// on three small positive numbers of `dtype`, on the CPU; on floats where that cannot compute them, and for float8.
+// With `nested` it is also tried over two mesh dimensions, which are reduced at once and one after the other.
+void check_spread(const Reduction& reduction, at::ScalarType dtype, const std::string& who, bool nested = false);
 // Returns the x for which op(x, y) == y. There is none for avg.
 c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype);
 

@@ -174,8 +174,8 @@ inline bool is_dtensor(const at::Tensor& t) { return t.defined() && is_dtensor_i
 // Returns the Meta of `t`, which must be a DTensor.
 inline Meta& meta(const at::Tensor& t) { return *static_cast<Meta*>(t.unsafeGetTensorImpl()->get_backend_meta()); }
 
-// Says whether another tensor, view or saved tensor shares the memory of `t`, a DTensor, or a plain tensor that is no
-// view of its own. A pending piece is new. It does not count further handles of `t` itself.
+// Says whether another tensor, view or saved tensor shares the memory of `t`, a DTensor or a plain tensor. A pending
+// piece is new. It counts neither further handles of `t` itself nor the base of a view that nothing else holds.
 bool shares_memory(const at::Tensor& t);
 
 // Says whether a write to `t`, a DTensor, raises the version in its WriteCounters. It does not for data(), whose writes
@@ -191,15 +191,16 @@ void check_current(const at::Tensor& t, const char* who);
 // Throws std::invalid_argument if `t` is a view that was copied: a write to it would not reach the viewed tensor.
 void check_writable(const at::Tensor& t, const char* who);
 
-// Returns a DTensor of `spec` over `local`, whose sizes must be spec->local_sizes; shares storage with `local`. Under
-// InferenceMode it is an inference tensor, unless `normal_in_inference`: views of a normal tensor are normal there.
-at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference = false);
+// Returns a DTensor of `spec` over `local`, whose sizes must be spec->local_sizes; shares storage with `local`. It is
+// an inference tensor where `inference` says so; nullopt: under InferenceMode. In every mode a view is one where the
+// viewed tensor is.
+at::Tensor wrap(at::Tensor local, SpecPtr spec, std::optional<bool> inference = std::nullopt);
 
 // Returns a DTensor of `spec` over the piece that `pieces` will deliver as item `item`.
 at::Tensor wrap(std::shared_ptr<AsyncPieces> pieces, std::size_t item, SpecPtr spec);
 
-// Makes a plain tensor a DTensor, so that every handle to it is a DTensor at once. Keeps requires_grad and frees the
-// plain storage. The caller converts .grad.
+// Makes a plain tensor a DTensor, so that every handle to it is a DTensor at once. Keeps requires_grad, and whether it
+// is an inference tensor; frees the plain storage. The caller converts .grad.
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec);
 // Makes `dtensor` share what `like` has: sizes, strides, local tensor, Spec and contract.
 void convert_in_place(const at::Tensor& dtensor, const at::Tensor& like);

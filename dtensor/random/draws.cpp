@@ -61,6 +61,7 @@ void refuse_captured(DrawKey key) {
 bool is_row_major(const at::Tensor& t) { return t.is_contiguous() && is_in_memory(t); }
 
 // Calls make_all with a row-major tensor in host memory, and copies the result to `out` where that is not `out` itself.
+// The draws below look at the dtype before that, so that a rank which draws nothing throws as the others do.
 void on_host(const at::Tensor& out, DrawKey key, c10::function_ref<void(const at::Tensor&)> make_all) {
   if (out.numel() == 0) return;
   refuse_captured(key);
@@ -145,9 +146,11 @@ uint64_t seed_of(DrawKey key) {
 
 void draw_uniform(const at::Tensor& out, const Spec& spec, DrawKey key, double from, double to) {
   if (on_gpu(out, spec, key, {.kind = gpu::Kind::kUniform, .a = from, .b = to})) return;
-  on_host_real(out, key, [&](const at::Tensor& host, int64_t width) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "draw_uniform",
-                                    [&] { fill(host, spec, key, width, gpu::Uniform<scalar_t>(from, to)); });
+  const at::ScalarType real = c10::toRealValueType(out.scalar_type());
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, real, "draw_uniform", [&] {
+    on_host_real(out, key, [&](const at::Tensor& host, int64_t width) {
+      fill(host, spec, key, width, gpu::Uniform<scalar_t>(from, to));
+    });
   });
 }
 
@@ -155,48 +158,48 @@ void draw_normal(const at::Tensor& out, const Spec& spec, DrawKey key, double me
   // The real and the imaginary part share the variance.
   const double scale = out.is_complex() ? deviation / std::numbers::sqrt2 : deviation;
   if (on_gpu(out, spec, key, {.kind = gpu::Kind::kNormal, .a = mean, .b = scale})) return;
-  on_host_real(out, key, [&](const at::Tensor& host, int64_t width) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "draw_normal",
-                                    [&] { fill(host, spec, key, width, gpu::Normal<scalar_t>(mean, scale)); });
+  const at::ScalarType real = c10::toRealValueType(out.scalar_type());
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, real, "draw_normal", [&] {
+    on_host_real(out, key, [&](const at::Tensor& host, int64_t width) {
+      fill(host, spec, key, width, gpu::Normal<scalar_t>(mean, scale));
+    });
   });
 }
 
 void draw_exponential(const at::Tensor& out, const Spec& spec, DrawKey key, double rate) {
   if (on_gpu(out, spec, key, {.kind = gpu::Kind::kExponential, .a = rate})) return;
-  on_host(out, key, [&](const at::Tensor& host) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "draw_exponential",
-                                    [&] { fill(host, spec, key, 1, gpu::Exponential<scalar_t>(rate)); });
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, out.scalar_type(), "draw_exponential", [&] {
+    on_host(out, key, [&](const at::Tensor& host) { fill(host, spec, key, 1, gpu::Exponential<scalar_t>(rate)); });
   });
 }
 
 void draw_integers(const at::Tensor& out, const Spec& spec, DrawKey key, int64_t first, uint64_t count) {
   if (on_gpu(out, spec, key, {.kind = gpu::Kind::kIntegers, .first = first, .range = count})) return;
-  on_host(out, key, [&](const at::Tensor& host) {
-    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_integers",
-                               [&] { fill(host, spec, key, 1, gpu::Integers<scalar_t>(first, count)); });
+  AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, out.scalar_type(), "draw_integers", [&] {
+    on_host(out, key, [&](const at::Tensor& host) { fill(host, spec, key, 1, gpu::Integers<scalar_t>(first, count)); });
   });
 }
 
 void draw_bernoulli(const at::Tensor& out, const DrawnPart& part, DrawKey key, double probability) {
   if (on_gpu(out, part, key, {.kind = gpu::Kind::kBernoulli, .a = probability})) return;
-  on_host(out, key, [&](const at::Tensor& host) {
-    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_bernoulli",
-                               [&] { fill(host, part, key, 1, gpu::Bernoulli<scalar_t>(probability)); });
+  AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, out.scalar_type(), "draw_bernoulli", [&] {
+    on_host(out, key, [&](const at::Tensor& host) { fill(host, part, key, 1, gpu::Bernoulli<scalar_t>(probability)); });
   });
 }
 
 // Draws on the host, since a GPU could not say in time that a probability is none.
 void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, const at::Tensor& probability) {
-  on_host(out, key, [&](const at::Tensor& host) {
-    const at::Tensor wanted =
-        probability.expand(out.sizes()).to(at::TensorOptions(at::kDouble).device(at::kCPU)).contiguous();
-    const double* const p = wanted.const_data_ptr<double>();
-    for (int64_t i = 0; i < wanted.numel(); ++i) {
-      if (p[i] >= 0 && p[i] <= 1) continue;
-      throw std::out_of_range(fmt::format("bernoulli: {} is no probability; give numbers from 0 to 1", p[i]));
-    }
-    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_bernoulli",
-                               [&] { fill(host, spec, key, 1, gpu::BernoulliEach<scalar_t>(p)); });
+  AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, out.scalar_type(), "draw_bernoulli", [&] {
+    on_host(out, key, [&](const at::Tensor& host) {
+      const at::Tensor wanted =
+          probability.expand(out.sizes()).to(at::TensorOptions(at::kDouble).device(at::kCPU)).contiguous();
+      const double* const p = wanted.const_data_ptr<double>();
+      for (int64_t i = 0; i < wanted.numel(); ++i) {
+        if (p[i] >= 0 && p[i] <= 1) continue;
+        throw std::out_of_range(fmt::format("bernoulli: {} is no probability; give numbers from 0 to 1", p[i]));
+      }
+      fill(host, spec, key, 1, gpu::BernoulliEach<scalar_t>(p));
+    });
   });
 }
 

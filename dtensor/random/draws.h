@@ -66,7 +66,7 @@ struct DrawnPart {
 // there, by the current stream, and nothing waits; std::runtime_error says that a kernel could not be started.
 // Elsewhere, and with a tensor of probabilities, they are made on the host, and copied where `out` is on another
 // device. The numbers are the same, but for the rounding of logarithm, root, sine and cosine. Dtypes that LibTorch
-// cannot draw throw c10::NotImplementedError as there.
+// cannot draw throw c10::NotImplementedError as there, also where `out` has no elements.
 void draw_uniform(const at::Tensor& out, const Spec& spec, DrawKey key, double from, double to);  // [from, to)
 void draw_normal(const at::Tensor& out, const Spec& spec, DrawKey key, double mean,
                  double deviation);                                                        // Box, Muller (1958)

@@ -9,6 +9,7 @@
 
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/reused_memory.h"
+#include "tessera/mesh/failing.h"
 
 namespace tessera {
 namespace {
@@ -51,7 +52,9 @@ void AsyncRedistributions::finish() {
   const StreamOfPoint stream(queued_);
   execution_->finish();
   for (std::size_t i = 0; i < routes_.size(); ++i) {
-    pieces_.push_back(unaliased(execution_->piece(i), execution_->given(i), execution_->owned(i)));
+    pieces_.push_back(failing(mesh_.world(), "redistribute", [&] {
+      return unaliased(execution_->piece(i), execution_->given(i), execution_->owned(i));
+    }));
   }
   execution_.reset();
   if (!mesh_.world().is_fake()) queued_ = StreamPoint::here(mesh_.device());

@@ -40,8 +40,8 @@ class AsyncRedistributions final : public AsyncPieces {
   // and the same exception again on later calls.
   void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& undelivered) override;
 
-  // Makes deliver() throw std::runtime_error if a DTensor is written between this call and the end of the
-  // redistributions.
+  // Makes deliver() throw std::runtime_error, on a rank that writes a DTensor between this call and the end of the
+  // redistributions. Other ranks get either value.
   void forbid_writes(const at::Tensor& dtensor);
 
  private:

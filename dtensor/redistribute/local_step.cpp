@@ -1,10 +1,28 @@
 #include "tessera/dtensor/redistribute/local_step.h"
 
+#include <stdexcept>
+
 #include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "tessera/mesh/core/wire.h"
 
 namespace tessera {
+namespace {
+
+// Returns the piece that `method` of a reduction, which may be a user's, has made of `value`, in the value's dtype: in
+// that dtype pieces are copied and sent.
+at::Tensor piece_of(const at::Tensor& made, const at::Tensor& value, const Reduction& reduction, const char* method) {
+  if (made.sizes() == value.sizes()) {
+    return made.scalar_type() == value.scalar_type() ? made : made.to(value.scalar_type());
+  }
+  throw std::invalid_argument(fmt::format(
+      "redistribute: Reduction::{} of P({}) has made a piece [{}] of a value [{}]; return a piece of the value's sizes",
+      method, reduction.text(), fmt::join(made.sizes(), ", "), fmt::join(value.sizes(), ", ")));
+}
+
+}  // namespace
 
 LocalStep::LocalStep(const StepOnRank& at)
     : slice_(Region::within(at.source(), intersect(at.source(), at.target()))), sizes_(shape_of(at.target())) {
@@ -30,7 +48,10 @@ at::Tensor LocalStep::run(const at::Tensor& piece) const {
   if (stays_pending_) out = stays_pending_->from_terms(stays_pending_->to_term(out), 1).to(out.scalar_type());
   if (scale_ != 1) out = out.mul(scale_);
   if (!embedded_.empty()) out = embed(row_major(out));
-  for (const Forming& each : formed_) out = each.reduction->spread(out, each.coordinate, each.ranks);
+  for (const Forming& each : formed_) {
+    const Reduction& reduction = *each.reduction;
+    out = piece_of(reduction.spread(out, each.coordinate, each.ranks), out, reduction, "spread");
+  }
   return out;
 }
 
@@ -38,7 +59,10 @@ at::Tensor LocalStep::run(const at::Tensor& piece) const {
 // neutral.
 at::Tensor LocalStep::embed(const at::Tensor& piece) const {
   at::Tensor only = piece;
-  for (const Forming& each : embedded_) only = each.reduction->only_piece(only, each.ranks);
+  for (const Forming& each : embedded_) {
+    const Reduction& reduction = *each.reduction;
+    only = piece_of(reduction.only_piece(only, each.ranks), only, reduction, "only_piece");
+  }
   at::Tensor out = at::full(sizes_, embedded_[0].reduction->neutral(piece.scalar_type()), piece.options());
   inside_->unpack(row_major(only), 0, out);
   return out;

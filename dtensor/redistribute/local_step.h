@@ -18,9 +18,9 @@ class LocalStep {
  public:
   explicit LocalStep(const StepOnRank& at);
 
-  // Says whether a reduction reads values that only some ranks hold, so that it may throw on these ranks alone.
-  bool may_throw_here_alone() const { return !embedded_.empty() || !formed_.empty() || stays_pending_ != nullptr; }
-  // Runs the step on a piece of any strides; the result may be a view of it.
+  // Runs the step on a piece of any strides; the result may be a view of it. Throws std::invalid_argument when a user's
+  // reduction makes a piece of other sizes than the value's. It may throw on this rank alone, since a reduction reads
+  // values that only some ranks hold.
   at::Tensor run(const at::Tensor& piece) const;
 
  private:

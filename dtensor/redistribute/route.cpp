@@ -1,5 +1,6 @@
 #include "tessera/dtensor/redistribute/route.h"
 
+#include <algorithm>
 #include <bit>
 #include <mutex>
 #include <unordered_map>
@@ -8,6 +9,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/hash.h>
 
+#include "tessera/mesh/failing.h"
 #include "tessera/placement/planner/plan_redistribute.h"
 
 namespace tessera {
@@ -114,7 +116,8 @@ void check_formed(const PlanStep& step, at::ScalarType dtype) {
     const Placement& to = step.to[i];
     if (to == step.from[i] || !to.is_partial() || step.from[i].is_partial()) continue;
     const bool plain = to.reduction_ptr() == plain_reduction(to.reduction().op()) || to.is_partial(ReduceOp::kAvg);
-    if (!plain) check_spread(to.reduction(), dtype, "redistribute");
+    const bool nested = std::ranges::count(step.to, to) > 1;
+    if (!plain) check_spread(to.reduction(), dtype, "redistribute", nested);
   }
 }
 
@@ -142,11 +145,7 @@ at::Tensor Route::run_local_steps(const DeviceMesh& mesh, std::size_t& step, at:
   for (; step < steps_.size(); ++step) {
     const auto* const local = std::get_if<LocalStep>(&steps_[step]);
     if (local == nullptr) break;
-    if (local->may_throw_here_alone()) {
-      mesh.world().guard("redistribute", [&] { piece = local->run(piece); });
-    } else {
-      piece = local->run(piece);
-    }
+    piece = failing(mesh.world(), "redistribute", [&] { return local->run(piece); });
   }
   return piece;
 }

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "tessera/mesh/check_state.h"
+#include "tessera/mesh/failing.h"
 
 namespace tessera {
 namespace {
@@ -45,7 +46,8 @@ void RouteExecution::begin_round(WaitTime wait_time) {
     at.piece = at.route->run_local_steps(*mesh_, at.step, std::move(at.piece));
     const Transfer* const transfer = at.route->transfer(at.step);
     if (transfer == nullptr) continue;
-    at::Tensor input = transfer->input_of(at.piece);
+    at::Tensor input =
+        failing(mesh_->world(), "forming what a collective sends", [&] { return transfer->input_of(at.piece); });
     const bool owned = at.owned || !at.given.defined() || !input.is_alias_of(at.given);
     TransferBatch::Entry entry{
         .transfer = transfer, .tensor = std::move(input), .owned = owned, .may_share = at.may_share};

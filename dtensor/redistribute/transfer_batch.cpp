@@ -7,6 +7,7 @@
 #include <ATen/ceil_div.h>
 
 #include "tessera/mesh/core/reused_memory.h"
+#include "tessera/mesh/failing.h"
 
 namespace tessera {
 namespace {
@@ -37,18 +38,6 @@ PendingCollective start_collective(Kind kind, const at::Tensor& data, const std:
     case Kind::kLocal: break;
   }
   throw std::logic_error("a local step has no collective");
-}
-
-// Returns what `body` returns. An exception in it, such as a lack of memory on this rank alone, fails the job, since
-// the other ranks would wait for this one.
-template <typename Body>
-auto failing(World& world, const char* where, const Body& body) {
-  try {
-    return body();
-  } catch (...) {
-    world.guard(where, [] { throw; });  // rethrows the current exception inside guard, which fails the World
-    throw;
-  }
 }
 
 }  // namespace

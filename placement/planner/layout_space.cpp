@@ -33,6 +33,10 @@ std::vector<int64_t> shardable(std::span<const int64_t> shape, std::span<const i
   return dims;
 }
 
+// Says whether the terms of a linear reduction are added: such terms may be added to those of another one. Where terms
+// of a user's linear reduction are multiplied, they are no multiples of the pieces.
+bool is_sum(const Reduction& reduction) { return reduction.op() == ReduceOp::kSum && reduction.slope(1).has_value(); }
+
 }  // namespace
 
 LayoutSpace::LayoutSpace(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape, const Placements& from,
@@ -77,6 +81,7 @@ void LayoutSpace::make_kinds() {
   kind_count_ = kinds.size();
   const std::vector<int64_t>& mesh_shape = counts_.ranks().mesh_shape;
   for (const Placement& a : kinds) {
+    if (a.reduction().slope(1)) linear_ |= bit(commute_.size());
     commute_.push_back(0);
     reducible_together_.push_back(0);
     scaled_.push_back(0);
@@ -84,7 +89,7 @@ void LayoutSpace::make_kinds() {
       if (a.reduction().slope(mesh_shape[i]).value_or(1) != 1) scaled_.back() |= bit(i);
     }
     for (std::size_t k = 0; k < kinds.size(); ++k) {
-      const bool reducible = a == kinds[k] || (a.reduction().slope(1) && kinds[k].reduction().slope(1));
+      const bool reducible = a == kinds[k] || (is_sum(a.reduction()) && is_sum(kinds[k].reduction()));
       if (partials_commute({a, kinds[k]})) commute_.back() |= bit(k);
       if (reducible) reducible_together_.back() |= bit(k);
     }
@@ -133,7 +138,7 @@ void LayoutSpace::grow() {
   Extent extent = Extent::kAllOrders;
   if (count_layouts(extent) > most) extent = Extent::kMeshOrder;
   if (count_layouts(extent) > most) extent = Extent::kEnds;
-  if (count_layouts(extent) > most) extent = Extent::kWhole;
+  if (count_layouts(extent) > static_cast<double>(kMostOfEnds)) extent = Extent::kWhole;
   Candidate candidate;
   candidate.sequences.resize(counts_.num_cut_dims());
   enumerate(candidate, choices_.size(), extent);
@@ -235,7 +240,7 @@ uint32_t LayoutSpace::rescaled(Node from, Node to) const {
     if ((candidates & bit(i)) == 0) continue;
     const auto before = static_cast<std::size_t>(kind(i, at(from).choices[i]));
     const auto after = static_cast<std::size_t>(kind(i, at(to).choices[i]));
-    if ((reducible_together_[before] & bit(after)) != 0) out |= bit(i);
+    if ((linear_ & bit(before)) != 0 && (linear_ & bit(after)) != 0) out |= bit(i);
   }
   return out;
 }

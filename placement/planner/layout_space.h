@@ -13,9 +13,9 @@ namespace tessera {
 // Numbers the layouts that a plan may pass through: the source, the target and, once grow() has run, the others. In
 // each of them a mesh dimension has its placement in the source or the target, Replicate, or torch.chunk's Shard of a
 // tensor dimension (of the four that most mesh dimensions divide); pending reductions commute; and mesh dimensions that
-// cut one tensor dimension do so in any order. Where that would make more than kMostLayouts, the mesh dimensions cut in
-// their own order; where it still would, only the placements of the source and the target and Replicate are used; and
-// in the last resort only Replicate. A space serves one search and is not thread-safe.
+// cut one tensor dimension do so in any order. Where that could make more than kMostLayouts, the mesh dimensions cut in
+// their own order; where it still could, only the placements of the source and the target and Replicate are used; and
+// where these would make more than kMostOfEnds, only Replicate. A space serves one search and is not thread-safe.
 //
 // Invariants:
 //   - Node 0 is the source and node 1 the target; no later node equals one of them.
@@ -24,7 +24,10 @@ namespace tessera {
 class LayoutSpace {
  public:
   using Node = ElementCounts::Node;
-  static constexpr std::size_t kMostLayouts = 1 << 16;
+  // The time of a search grows faster than the number of layouts. The placements of source and target may make more,
+  // since a plan without them gathers everything.
+  static constexpr std::size_t kMostLayouts = 1 << 13;
+  static constexpr std::size_t kMostOfEnds = 1 << 16;
 
   // `from` and `to` are normalized layouts, in which each masked reduction is replaced by the reduction without its
   // mask (Reduction::unmasked). All ranks are compared on a mesh of up to kCompareAll; on a larger one only some are,
@@ -115,6 +118,7 @@ class LayoutSpace {
   std::size_t kind_count_ = 0;
   std::vector<std::vector<int>> kinds_;  // [mesh dim][choice]: the number of the pending reduction, or -1
   std::vector<uint32_t> commute_;        // [kind]: the kinds that commute with it, a bit for each
+  uint32_t linear_ = 0;                  // the kinds that have a slope, a bit for each
   // [kind]: the kinds that one step reduces together with it, a bit for each
   std::vector<uint32_t> reducible_together_;
   std::vector<uint32_t> scaled_;  // [kind]: the mesh dimensions where its slope is not 1, a bit for each

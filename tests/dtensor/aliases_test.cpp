@@ -2,12 +2,16 @@
 // to a plain tensor, as it does in LibTorch, and no .grad is another tensor's memory. Also tests what backward does
 // where LibTorch's own functions may run twice, or under autocast.
 
+#include <functional>
+#include <vector>
+
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <doctest/doctest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/generated/variable_factories.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/tests/dtensor/values.h"
@@ -170,6 +174,115 @@ TESSERA_RANKS_TEST_CASE("gradients of several leaves have memory of their own, a
     (distribute_tensor(s, mesh, {R}) + distribute_tensor(t, mesh, {R})).backward(spread(c, mesh, {R}));
   CHECK(same(s.grad(), c * 2));
   CHECK(same(t.grad(), c * 2));
+}
+
+TESSERA_RANKS_TEST_CASE("so have gradients that reach their plain leaves by way of another operator", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor c = sample({4, 6}, 2);
+  const at::Tensor factor = spread(c, mesh, {R});
+  using Enter = std::function<at::Tensor(const at::Tensor& t)>;
+  const std::vector<Enter> ways = {
+      [&](const at::Tensor& t) { return from_local(t, mesh, {R}); },
+      [&](const at::Tensor& t) { return from_local(t, mesh, {R}, {.grad_placements = Placements{R}}); },
+      [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {R}); },
+  };
+  for (std::size_t i = 0; i < ways.size(); ++i) {
+    CAPTURE(i);
+    const at::Tensor p = leaf(c), q = leaf(c);
+    for (int k = 0; k < 2; ++k) ((ways[i](p + 1) + ways[i](q + 1)) * factor).sum().backward();
+    CHECK(same(p.grad(), c * 2));
+    CHECK(same(q.grad(), c * 2));
+    CHECK_FALSE(share(p.grad(), q.grad()));
+  }
+  const at::Tensor given = c.clone(), p = leaf(c);
+  for (int k = 0; k < 3; ++k) redistribute(from_local(p + 1, mesh, {R}), {S0}).backward(given);
+  CHECK(same(p.grad(), c * 3));
+  CHECK(same(given, c));
+}
+
+TESSERA_RANKS_TEST_CASE("so have those of plain operands, beside that of a DTensor", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor c = sample({4, 6}, 2);
+  const at::Tensor factor = spread(c, mesh, {R});
+  const at::Tensor x = leaf(c, mesh, {R}), a = leaf(c), b = leaf(c), before = leaf(c);
+  for (int i = 0; i < 2; ++i) {
+    const ImplicitReplication guard;
+    ((x + a + b + (before + 1)) * factor).sum().backward();
+  }
+  CHECK(same(to_local(x.grad()), c * 2));
+  for (const at::Tensor& plain : {a, b, before}) {
+    CHECK(same(plain.grad(), c * 2));
+    CHECK_FALSE(share(plain.grad(), x.grad()));
+  }
+  CHECK_FALSE(share(a.grad(), b.grad()));
+  CHECK_FALSE(share(a.grad(), before.grad()));
+}
+
+TESSERA_RANKS_TEST_CASE("what the caller gives as a gradient stays as it is, on its way to a leaf by any function",
+                        {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor c = sample({4, 6}, 2);
+  using Function = at::Tensor (*)(const at::Tensor& w);
+  const std::vector<Function> functions = {
+      [](const at::Tensor& w) { return to_local(w); },
+      [](const at::Tensor& w) { return to_local(w + 1); },
+      [](const at::Tensor& w) { return redistribute(w, {S0}); },
+      [](const at::Tensor& w) { return redistribute(w, {R}, {.grad_placements = Placements{R}}); },
+      [](const at::Tensor& w) { return to_local(redistribute(w, {S0}), Placements{S0}); },
+  };
+  for (std::size_t i = 0; i < functions.size(); ++i) {
+    CAPTURE(i);
+    const at::Tensor w = leaf(c, mesh, {R});
+    const at::Tensor first = functions[i](w).detach();
+    const at::Tensor given = is_dtensor(first) ? c.clone() : (first.size(0) == 4 ? c : piece_of(c, mesh, {S0})).clone();
+    const at::Tensor before = given.clone();
+    for (int k = 0; k < 3; ++k) functions[i](w).backward(given);
+    CHECK(same(to_local(w.grad()), c * 3));
+    CHECK(same(given, before));
+  }
+  // A DTensor that is given, through a view.
+  const at::Tensor w = leaf(c, mesh, {R});
+  const at::Tensor flat = spread(c.flatten(), mesh, {R});
+  for (int k = 0; k < 3; ++k) w.view({24}).backward(flat);
+  CHECK(same(to_local(w.grad()), c * 3));
+  CHECK(same(to_local(flat), c.flatten()));
+}
+
+TESSERA_RANKS_TEST_CASE("a gradient that nobody else holds is not copied where it enters or leaves a DTensor", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const auto address = [](const at::Tensor& g) { return (is_dtensor(g) ? to_local(g) : g).const_data_ptr(); };
+  const void *outer = nullptr, *inner = nullptr;
+  const auto hook_both = [&](const at::Tensor& plain, const at::Tensor& dtensor) {
+    plain.register_hook([&](const at::Tensor& g) { outer = address(g); });
+    dtensor.register_hook([&](const at::Tensor& g) { inner = address(g); });
+  };
+  const at::Tensor p = leaf(sample({4, 6})) * 2;
+  for (const at::Tensor& dtensor : {from_local(p, mesh, {S0}), distribute_tensor(p, mesh, {R})}) {
+    outer = inner = nullptr;
+    hook_both(p, dtensor);
+    (dtensor * dtensor).sum().backward({}, /*retain_graph=*/true);
+    CHECK(inner != nullptr);
+    CHECK(inner == outer);
+  }
+  const at::Tensor w = leaf(sample({4, 6}), mesh, {S0});
+  const at::Tensor piece = to_local(w);
+  hook_both(piece, w);
+  (piece * piece).sum().backward();
+  CHECK(inner == outer);
+  CHECK(address(w.grad()) == outer);
+  // The transpose of a Linear's weight: the gradient is a view whose base nobody else has.
+  const at::Tensor weight = leaf(sample({6, 4}), mesh, {S0});
+  const at::Tensor turned = weight.t();
+  turned.register_hook([&](const at::Tensor& g) { outer = address(g); });
+  spread(sample({3, 4}, 1), mesh, {R}).matmul(turned).pow(2).sum().backward();
+  CHECK(address(weight.grad()) == outer);
+  // A residual: autograd gives one tensor to both of its terms.
+  const at::Tensor x = leaf(sample({4, 6}, 2)), h = x * 2;
+  const at::Tensor sum = x * 3 + to_local(redistribute(from_local(h, mesh, {Partial()}), {R}));
+  sum.register_hook([&](const at::Tensor& g) { outer = address(g); });
+  h.register_hook([&](const at::Tensor& g) { inner = address(g); });
+  sum.pow(2).sum().backward();
+  CHECK(inner == outer);
 }
 
 TESSERA_RANKS_TEST_CASE("a gradient that nobody else holds becomes .grad without a copy", {1, 2}) {

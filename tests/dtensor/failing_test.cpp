@@ -1,15 +1,21 @@
 // Tests that errors which only one rank can see reach every rank within five seconds.
 
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/collectives.h"
+#include "tessera/placement/reduction.h"
+#include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/harness/text.h"
 #include "tessera/tests/placement/short_names.h"
@@ -33,7 +39,106 @@ std::string thrown_soon(const Body& body) {
   return text;
 }
 
+// Checks that what rank 1 of two ranks throws in `body` ends rank 0 soon too, with that text.
+void check_told(const std::function<void(const DeviceMesh& mesh, bool odd)>& body, const std::string& text,
+                const std::string& where) {
+  CAPTURE(text);
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<std::string> texts = thrown(body);
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+  CAPTURE(texts[0]);
+  CAPTURE(texts[1]);
+  CHECK(contains(texts[1], text));
+  CHECK(contains(texts[0], "rank 1 failed in " + where));
+  CHECK(contains(texts[0], text));
+}
+
+// Stands for a user's reduction that fails on one rank, in a method that has to reduce or whose result is reduced.
+class Failing final : public Reduction {
+ public:
+  enum class Method { kNone, kToTerm, kDerivative };
+  explicit Failing(Method fails) : Reduction("failing", ReduceOp::kSum), fails_(fails) {}
+
+  at::Tensor to_term(const at::Tensor& piece) const override {
+    if (fails_ == Method::kToTerm) throw std::runtime_error("this piece has no term");
+    return piece;
+  }
+  at::Tensor derivative(const at::Tensor& piece, const Peers& peers) const override {
+    if (fails_ == Method::kDerivative) throw std::runtime_error("this piece has no derivative");
+    return peers.all_reduce(at::ones_like(piece), ReduceOp::kMax);
+  }
+
+ private:
+  const Method fails_;
+};
+
+Placement failing_if(bool odd, Failing::Method method) {
+  return Partial(std::make_shared<const Failing>(odd ? method : Failing::Method::kNone));
+}
+
 }  // namespace
+
+TEST_CASE("an error of a user's reduction on one rank ends the others") {
+  check_told([](const DeviceMesh& mesh,
+                bool odd) { full_tensor(from_local(sample({4}), mesh, {failing_if(odd, Failing::Method::kToTerm)})); },
+             "this piece has no term", "forming what a collective sends");
+  check_told(
+      [](const DeviceMesh& mesh, bool odd) {
+        const Placement pending = failing_if(odd, Failing::Method::kDerivative);
+        full_tensor(from_local(leaf(sample({4})), mesh, {pending})).sum().backward();
+      },
+      "this piece has no derivative", "from_local");
+}
+
+TEST_CASE("a piece or a mask that from_local refuses on one rank ends the others") {
+  const at::Tensor good = sample({3, 2});
+  const auto check = [&](const at::Tensor& odd_one, const Placement& placement, const std::string& text) {
+    check_told(
+        [&](const DeviceMesh& mesh, bool odd) { full_tensor(from_local(odd ? odd_one : good, mesh, {placement})); },
+        text, "from_local");
+  };
+  check(sample({3}), S1, "S(1) is outside a tensor of 1 dimensions");
+  check(at::Tensor(), S0, "the local tensor is undefined");
+  check(good.to_sparse(), S0, "the tensor is of layout Sparse");
+  check(good.to(at::kLong), Partial(ReduceOp::kAvg), "avg of Long is not defined");
+  check_told(
+      [&](const DeviceMesh& mesh, bool odd) {
+        FromLocalOptions options;
+        options.mask = at::ones({odd ? 4 : 3, 2}, on(at::kBool));
+        full_tensor(from_local(good, mesh, {MaskedPartial()}, options));
+      },
+      "a mask of Bool [4, 2] for a piece [3, 2]", "from_local");
+}
+
+TEST_CASE("what every rank sees to be wrong is thrown by each, and the job goes on") {
+  const at::Tensor good = sample({3, 2});
+  struct Wrong {
+    Placements placements;
+    FromLocalOptions options;
+  };
+  const std::vector<Wrong> all = {
+      {{S0, S0}, {}},
+      {{S0}, {.stride = std::vector<int64_t>{2, 1}}},
+      {{S0}, {.shape = std::vector<int64_t>{6}, .stride = std::vector<int64_t>{2, 1}}},
+      {{S1}, {.shape = std::vector<int64_t>{6}}},
+      {{S0}, {.shape = std::vector<int64_t>{6, 2}, .grad_placements = Placements{S1}}},
+      {{R}, {.grad_placements = Placements{R, R}}},
+  };
+  for (const std::string& text : thrown([&](const DeviceMesh&mesh, bool) {
+         int refused = 0;
+         for (const Wrong& each : all) {
+           try {
+             from_local(good, mesh, each.placements, each.options);
+           } catch (const std::invalid_argument&) {
+             ++refused;
+           }
+         }
+         CHECK(refused == static_cast<int>(all.size()));
+         CHECK(full_tensor(from_local(good, mesh, {S0})).size(0) == 6);
+       })) {
+    CHECK(text == "");
+  }
+}
 
 TESSERA_RANKS_TEST_CASE("an index out of range on one shard ends every rank with that text", {2, 4}) {
   const DeviceMesh mesh = line();

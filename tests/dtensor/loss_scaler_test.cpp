@@ -12,6 +12,7 @@
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/fused_adamw.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
@@ -128,6 +129,57 @@ TESSERA_RANKS_TEST_CASE("LossScaler: a scaled loss trains as one that is not sca
   CHECK(torch::allclose(full_tensor(weight.detach()), plain, 1e-12, 1e-12));
 }
 
+TESSERA_RANKS_TEST_CASE("LossScaler: FusedAdamW steps as AdamW in one process, and not where a rank has a bad number",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = grid();
+  const at::Tensor start = numbers({5, 3}, 0.3), x = numbers({4, 5}, 0.4);
+  const at::Tensor weight = distribute_tensor(start, mesh, {Replicate(), Shard(1)}).detach().requires_grad_();
+  const at::Tensor plain = start.clone().requires_grad_();
+  FusedAdamW fused({weight}, {.lr = 0.05});
+  torch::optim::AdamW reference({plain}, torch::optim::AdamWOptions(0.05));
+  REQUIRE(fused.parameters().size() == 1);
+  CHECK(fused.parameters()[0].is_same(weight));
+  const at::Tensor input = distribute_tensor(x, mesh, {Shard(0), Replicate()});
+  LossScaler scaler({.initial_scale = 1024});
+  for (int step = 0; step < 5; ++step) {
+    CAPTURE(step);
+    const bool is_bad = step == 2;
+    fused.zero_grad();
+    reference.zero_grad();
+    scaler.scale(torch::mm(input, weight).square().mean()).backward();
+    if (is_bad && world()->rank() == world()->size() - 1) to_local(weight.grad()).fill_(kInf);
+    if (step == 1) scaler.unscale_(fused);
+    CHECK(scaler.step(fused) == !is_bad);
+    CHECK_THROWS_WITH_AS(scaler.step(fused), doctest::Contains("step() was called for this optimizer"),
+                         std::invalid_argument);
+    scaler.update();
+    CHECK(scaler.state().scale == (step < 2 ? 1024 : 512));
+    if (!is_bad) {
+      torch::mm(x, plain).square().mean().backward();
+      reference.step();
+    }
+    const double limit = device().is_cpu() ? 1e-11 : 1e-6;
+    CHECK(torch::allclose(full_tensor(weight.detach()), plain.detach(), limit, limit));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("LossScaler: after any number of bad steps in a row a good one writes numbers", {1, 2}) {
+  const DeviceMesh mesh = grid();
+  Scaled job({mesh});
+  LossScaler scaler;
+  for (int i = 0; i < 200; ++i) {
+    job.give(1, kNan);
+    CHECK_FALSE(scaler.step(*job.optimizer));
+    scaler.update();
+  }
+  CHECK(scaler.state() == LossScalerState{LossScaler::kMinScale, 0});
+  job.give(LossScaler::kMinScale);
+  CHECK(scaler.step(*job.optimizer));
+  scaler.update();
+  CHECK(job.has_values(-1));
+  CHECK(scaler.state() == LossScalerState{LossScaler::kMinScale, 1});
+}
+
 TESSERA_RANKS_TEST_CASE("LossScaler: several optimizers step each on their own, and share the scale", {2}) {
   const DeviceMesh mesh = grid();
   Scaled good({mesh}), bad({mesh});
@@ -158,7 +210,8 @@ TESSERA_RANKS_TEST_CASE("LossScaler: its state, and what it refuses", {1}) {
   CHECK_THROWS_WITH_AS(scaler.update(), doctest::Contains("update() comes after step()"), std::invalid_argument);
   other.set_state(scaler.state());
   CHECK(other.state() == LossScalerState{65536, 2});
-  for (const LossScalerState& state : {LossScalerState{0, 0}, {kInf, 0}, {kNan, 0}, {1, -1}}) {
+  for (const LossScalerState& state :
+       {LossScalerState{0, 0}, {kInf, 0}, {kNan, 0}, {1, -1}, {LossScaler::kMinScale / 2, 0}}) {
     CHECK_THROWS_WITH_AS(other.set_state(state), doctest::Contains("LossScaler: the state has the scale"),
                          std::invalid_argument);
   }
@@ -169,7 +222,8 @@ TESSERA_RANKS_TEST_CASE("LossScaler: its state, and what it refuses", {1}) {
   const auto refused = [](LossScalerOptions options, const char* text) {
     CHECK_THROWS_WITH_AS(LossScaler(std::move(options)), doctest::Contains(text), std::invalid_argument);
   };
-  refused({.initial_scale = 0}, "initial_scale is 0; it must be positive and finite");
+  refused({.initial_scale = 0}, "initial_scale is 0; it must be finite, and 2^-24 or more");
+  refused({.initial_scale = kInf}, "initial_scale is inf; it must be finite");
   refused({.growth_factor = 1}, "growth_factor is 1; it must be more than 1");
   refused({.backoff_factor = 1}, "backoff_factor is 1; it must be between 0 and 1");
   refused({.growth_interval = 0}, "growth_interval is 0; it must be 1 or more");

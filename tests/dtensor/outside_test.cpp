@@ -1,8 +1,11 @@
 // Tests a mesh over a part of the world: ranks outside it hold nothing and skip the communication.
 
+#include <vector>
+
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/mesh/collectives/comm_counter.h"
@@ -46,6 +49,36 @@ TESSERA_RANKS_TEST_CASE("a rank outside the mesh runs the same program with glob
     CHECK(whole.numel() == 0);
     CHECK(counter.total() == 0);
   }
+}
+
+TESSERA_RANKS_TEST_CASE("a plain tensor's gradient on a rank outside the mesh is zeros of its sizes", {4}) {
+  const DeviceMesh mesh(world(), c10::kCPU, Mesh({3}, {"tp"}, {3, 0, 2}));
+  const bool inside = mesh.is_member();
+  const auto filled = [&](at::IntArrayRef sizes, double value) {
+    return at::full(sizes, inside ? value : 0.0, at::TensorOptions(at::kDouble));
+  };
+  const at::Tensor whole = leaf(sample({5, 6}));
+  (distribute_tensor(whole + 1, mesh, {S0}) * 2).sum().backward();
+  CHECK(same(whole.grad(), filled({5, 6}, 2)));
+  const at::Tensor bias = leaf(sample({6}, 1));
+  {
+    const ImplicitReplication guard;
+    (distribute_tensor(sample({5, 6}), mesh, {S0}) + (bias + 1)).sum().backward();
+  }
+  CHECK(same(bias.grad(), filled({6}, 5)));
+  // Outside the mesh a rank may pass a piece of any sizes.
+  const at::Tensor piece = leaf(sample({inside ? 2 : 3, 4}, 2));
+  full_tensor(from_local(piece + 1, mesh, {S0}, {.shape = std::vector<int64_t>{6, 4}})).sum().backward();
+  CHECK(same(piece.grad(), filled(piece.sizes(), 1)));
+  const at::Tensor largest = leaf(sample({4}, world()->rank()));
+  full_tensor(from_local(largest, mesh, {Partial(ReduceOp::kMax)})).sum().backward();
+  CHECK(largest.grad().sizes() == largest.sizes());
+  if (!inside) CHECK(same(largest.grad(), filled({4}, 0)));
+  FromLocalOptions options;
+  options.mask = at::ones({4}, at::kBool);
+  const at::Tensor masked = leaf(sample({4}, world()->rank()));
+  full_tensor(from_local(masked, mesh, {MaskedPartial()}, options)).sum().backward();
+  CHECK(same(masked.grad(), filled({4}, 1)));
 }
 
 TESSERA_RANKS_TEST_CASE("two halves of a world work side by side", {4}) {

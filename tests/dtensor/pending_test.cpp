@@ -1,5 +1,7 @@
 #include <functional>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -50,6 +52,36 @@ at::Tensor rows_with_ties(int64_t n) {
 class Bare final : public Reduction {
  public:
   Bare() : Reduction("bare", ReduceOp::kProduct) {}
+};
+
+// Is a user's sum that makes pieces of float64, whatever the value's dtype is.
+class Wide final : public Reduction {
+ public:
+  Wide() : Reduction("wide", ReduceOp::kSum) {}
+  at::Tensor spread(const at::Tensor& value, int64_t coordinate, int64_t /*ranks*/) const override {
+    return coordinate == 0 ? value.to(at::kDouble) : at::zeros_like(value, value.options().dtype(at::kDouble));
+  }
+  at::Tensor only_piece(const at::Tensor& value, int64_t /*ranks*/) const override { return value.to(at::kDouble); }
+};
+
+// Is a user's sum that makes flat pieces.
+class Flat final : public Reduction {
+ public:
+  Flat() : Reduction("flat", ReduceOp::kSum) {}
+  at::Tensor spread(const at::Tensor& value, int64_t coordinate, int64_t ranks) const override {
+    return Reduction::spread(value, coordinate, ranks).flatten();
+  }
+  at::Tensor only_piece(const at::Tensor& value, int64_t /*ranks*/) const override { return value.flatten(); }
+};
+
+// Is a user's sum that is reduced as a product of exponentials.
+class LogOfProduct final : public Reduction {
+ public:
+  LogOfProduct() : Reduction("log of product", ReduceOp::kProduct) {}
+  at::Tensor to_term(const at::Tensor& piece) const override { return piece.exp(); }
+  at::Tensor from_terms(const at::Tensor& terms, int64_t /*ranks*/) const override { return terms.log(); }
+  c10::Scalar neutral(at::ScalarType /*dtype*/) const override { return 0; }
+  std::optional<double> slope(int64_t /*ranks*/) const override { return 1; }
 };
 
 }  // namespace
@@ -158,4 +190,36 @@ TESSERA_RANKS_TEST_CASE("a user's reduction redistributes by its operator, and i
   CHECK(to_string(bare) == "P(bare)");
   CHECK_THROWS_WITH_AS(full_tensor(value).sum().backward(),
                        doctest::Contains("implement Reduction::derivative (or slope)"), std::runtime_error);
+}
+
+TESSERA_RANKS_TEST_CASE("pieces that a user's reduction makes in another dtype are converted, in other sizes refused",
+                        {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = sample({6, 2}, 0, at::kFloat);
+  const Placement wide = Partial(std::make_shared<const Wide>()), flat = Partial(std::make_shared<const Flat>());
+  for (const Placement& from : {R, S0}) {
+    CAPTURE(to_string(from));
+    const at::Tensor moved = redistribute(spread(whole, mesh, {from}), {wide});
+    CHECK((to_local(moved).scalar_type() == at::kFloat));
+    CHECK(same(full_tensor(moved), whole));
+  }
+  // The job fails, and nothing can be communicated any more.
+  for (const Placement& from : {R, S0}) {
+    CHECK_THROWS_WITH_AS(redistribute(spread(whole, mesh, {from}), {flat}),
+                         doctest::Contains("of P(flat) has made a piece ["), std::invalid_argument);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("linear reductions that reduce by other operations are pending together", {4}) {
+  const DeviceMesh mesh = mesh_over({2, 2});
+  const Placement product = Partial(std::make_shared<const LogOfProduct>());
+  const at::Tensor rows = sample({4, 5});
+  const at::Tensor piece = rows[world()->rank()];
+  for (const Placements& pending : {Placements{P, product}, Placements{product, P}, Placements{product, product}}) {
+    CAPTURE(to_string(pending));
+    const at::Tensor value = from_local(piece, mesh, pending);
+    CHECK(close(full_tensor(value), rows.sum(0)));
+    CHECK(close(full_tensor(redistribute(value, {R, product})), rows.sum(0)));
+    CHECK(close(full_tensor(redistribute(value, {P, P})), rows.sum(0)));
+  }
 }

@@ -288,7 +288,14 @@ TESSERA_RANKS_TEST_CASE("what cannot be drawn is refused before anything is", {1
                     "aten::randint_like: Byte has the whole numbers from 0 to 255, not all from -1 to 4");
   CHECK_THROWS_WITH(tessera::randint(3, 3, {2}, mesh, {S0}),
                     "randint: no number is at least 3 and below 3; give low below high");
+  // Of one element, which the first rank alone has.
+  CHECK_THROWS_WITH(tessera::rand({1}, mesh, {S0}, at::kLong),
+                    "rand: Long is no floating-point dtype; give one, or call randint for whole numbers");
+  CHECK_THROWS_WITH(tessera::randn({1}, mesh, {S0}, at::kBool),
+                    "randn: Bool is no floating-point dtype; give one, or call randint for whole numbers");
   CHECK(mesh.world().random_state().counter == counter);
+  CHECK_THROWS_AS(tessera::rand({1}, mesh, {S0}, at::kFloat8_e5m2), c10::NotImplementedError);
+  CHECK_THROWS_AS(tessera::randint(0, 5, {1}, mesh, {S0}, at::kComplexFloat), c10::NotImplementedError);
 }
 
 TEST_CASE("a draw that a CUDA graph would hold is refused on the host") {

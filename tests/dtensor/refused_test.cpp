@@ -76,6 +76,19 @@ TEST_CASE("placements that do not fit") {
     from_local(at::ones({2}), mesh, {R}, {.grad_placements = Placements{Shard(7)}});
   });
   refused({"ones: S(5) is outside"}, [](const DeviceMesh& mesh) { ones(mesh, {Shard(5)}); });
+  const Placement two = RaggedShard(0, {2, 4}), uneven = RaggedShard(0, {2, 1, 3});
+  refused({"redistribute: grad_placements: [RS(0,2,4)] of shape [6, 3]", "has 2 parts"},
+          [&](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}), {S0}, {.grad_placements = Placements{two}}); });
+  refused({"to_local: grad_placements: [RS(0,2,4)] of shape [6, 3]"},
+          [&](const DeviceMesh& mesh) { to_local(ones(mesh, {R}), Placements{two}); });
+  // Rank 0 has as many rows, and the others have not.
+  refused({"to_local: grad_placements: rank 1 has [2, 3] of the tensor [6, 3] as [S(0)], but [1, 3] of a gradient as "
+           "[RS(0,2,1,3)]"},
+          [&](const DeviceMesh& mesh) { to_local(ones(mesh, {S0}), Placements{uneven}); });
+  refused({"from_local: grad_placements: rank 0 has [2, 3] of the tensor [2, 3] as [R], but [1, 3]"},
+          [](const DeviceMesh& mesh) {
+            from_local(at::ones({2, 3}), mesh, {R}, {.grad_placements = Placements{S0}});
+          });
 }
 
 TEST_CASE("pending reductions that are undefined") {

@@ -9,6 +9,7 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 #include <torch/optim/sgd.h>
 
 #include "tessera/dtensor/dtensor.h"
@@ -120,6 +121,30 @@ TESSERA_RANKS_TEST_CASE("pairs are found below other modules, and a module witho
   alone->to(device());
   CHECK_THROWS_WITH_AS(parallelize_module(alone, mesh, PairwiseParallel()),
                        doctest::Contains("more than one Linear is needed"), std::invalid_argument);
+}
+
+TESSERA_RANKS_TEST_CASE("a module without a pair on one rank is refused on every rank, and the job goes on", {2, 3}) {
+  const DeviceMesh mesh = line();
+  torch::nn::Sequential model = rank() == 1 ? mlp({6, 8}) : mlp({6, 8, 6}), good = mlp({6, 8, 6});
+  CHECK_THROWS_WITH_AS(parallelize_module(model, mesh, PairwiseParallel()),
+                       doctest::Contains("rank 1: PairwiseParallel: more than one Linear is needed"),
+                       std::invalid_argument);
+  CHECK_NOTHROW(parallelize_module(good, mesh, PairwiseParallel()));
+}
+
+TESSERA_RANKS_TEST_CASE("pairs are found by their names, also where these look like patterns", {2}) {
+  const DeviceMesh mesh = line();
+  torch::nn::Module model;
+  torch::nn::Linear up(4, 4), down(4, 4);
+  torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({4}));
+  model.register_module("fc[1]", up);
+  model.register_module("fc[2]", down);
+  model.register_module("fc1", norm);
+  model.to(device());
+  parallelize_module(model, mesh, PairwiseParallel());
+  CHECK(get_dim(up->weight) == 0);
+  CHECK(get_dim(down->weight) == 1);
+  CHECK(placements_of(norm->weight) == Placements{Replicate()});
 }
 
 TESSERA_RANKS_TEST_CASE("functions of one's own before and after a style's module", {1, 2, 3}) {

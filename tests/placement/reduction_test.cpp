@@ -132,6 +132,55 @@ TEST_CASE("what a reduction makes of a value must reduce to it") {
   check_spread(*plain_reduction(ReduceOp::kAvg), at::kDouble, "test");
 }
 
+namespace {
+
+// Has a neutral piece that float32 has, and half has not.
+class FarNeutral final : public LogSumExp {
+ public:
+  c10::Scalar neutral(at::ScalarType) const override { return -1e30; }
+};
+
+// Divides by a number that is not the product of those of two mesh dimensions.
+class Uneven final : public Reduction {
+ public:
+  Uneven() : Reduction("uneven", ReduceOp::kSum) {}
+  at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const override { return terms.div(2 * ranks - 1); }
+  at::Tensor only_piece(const at::Tensor& value, int64_t ranks) const override { return value.mul(2 * ranks - 1); }
+  at::Tensor spread(const at::Tensor& value, int64_t coordinate, int64_t ranks) const override {
+    return Reduction::spread(only_piece(value, ranks), coordinate, ranks);
+  }
+};
+
+// Is a sum whose pieces have another dtype than the value.
+class Wide final : public Reduction {
+ public:
+  Wide() : Reduction("wide", ReduceOp::kSum) {}
+  at::Tensor only_piece(const at::Tensor& value, int64_t) const override { return value.to(at::kDouble); }
+};
+
+}  // namespace
+
+TEST_CASE("pieces are tried in the dtype that they will have") {
+  check_spread(FarNeutral(), at::kFloat, "test");
+  CHECK_THROWS(check_spread(FarNeutral(), at::kHalf, "test"));
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16, at::kFloat8_e4m3fn}) {
+    CAPTURE(c10::toString(dtype));
+    check_spread(Neutral(), dtype, "test");
+    check_spread(Wide(), dtype, "test");
+    CHECK_THROWS_AS(check_spread(LogSumExp(), dtype, "test"), std::invalid_argument);
+  }
+}
+
+TEST_CASE("over two mesh dimensions a value must not depend on how they are reduced") {
+  check_spread(Uneven(), at::kFloat, "test");
+  CHECK_THROWS_WITH_AS(check_spread(Uneven(), at::kFloat, "test", /*nested=*/true),
+                       doctest::Contains("test: the value of P(uneven) over two mesh dimensions is not the same"),
+                       std::invalid_argument);
+  for (const double p : {2.0, 0.5, -1.0}) check_spread(*norm_reduction(p), at::kFloat, "test", /*nested=*/true);
+  check_spread(*masked_reduction(ReduceOp::kAvg), at::kBFloat16, "test", /*nested=*/true);
+  check_spread(Neutral(), at::kDouble, "test", /*nested=*/true);
+}
+
 TEST_CASE("terms of half do not overflow where the value does not") {
   const at::Tensor piece = at::full({2}, 300, at::kHalf);
   CHECK((norm_reduction(2)->to_term(piece).scalar_type() == at::kFloat));

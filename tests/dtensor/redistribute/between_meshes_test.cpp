@@ -151,6 +151,8 @@ TESSERA_RANKS_TEST_CASE("arguments that do not fit are refused before any commun
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(redistribute_to(source, other, {R}, Placements{Shard(7)}),
                        doctest::Contains("redistribute_to: grad_placements"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(redistribute_to(source, other, {R}, Placements{RaggedShard(0, {1, 2})}),
+                       doctest::Contains("redistribute_to: grad_placements"), std::invalid_argument);
   const DeviceMesh stranger = init_device_mesh(device_name(), {1}, {"x"}, World::fake(0, 1));
   CHECK_THROWS_WITH_AS(redistribute_to(source, stranger, {R}), doctest::Contains("is of another World than"),
                        std::invalid_argument);

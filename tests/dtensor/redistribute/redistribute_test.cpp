@@ -1,3 +1,5 @@
+#include <atomic>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -119,4 +121,35 @@ TESSERA_RANKS_TEST_CASE("to Partial: the value at coordinate 0, the neutral elem
     CHECK(highest[0][0].item<int64_t>() == 32767);
     CHECK(byte[0][0].item<int64_t>() == 255);
   }
+}
+
+namespace {
+
+// Is torch.chunk's rule as a user may write it; counts how often it is asked.
+class Counted final : public Partition {
+ public:
+  Counted() : Partition("Counted", "") {}
+  Intervals part(int64_t size, int64_t parts, int64_t index) const override {
+    ++asked_;
+    const Interval range = chunk_range(size, parts, index);
+    return one_interval(range.begin, range.end);
+  }
+  int asked() const { return asked_; }
+
+ private:
+  mutable std::atomic<int> asked_ = 0;
+};
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("a user's partition is asked once, while a tensor has its layout", {2}) {
+  const DeviceMesh mesh = line();
+  const auto counted = std::make_shared<const Counted>();
+  const at::Tensor source = spread(whole_numbers({6, 2}), mesh, {R});
+  const at::Tensor first = redistribute(source, {Shard(0, counted)});
+  const int asked = counted->asked();
+  CHECK(asked > 0);
+  const at::Tensor second = redistribute(source, {Shard(0, counted)});
+  CHECK(counted->asked() == asked);
+  CHECK(same(to_local(second), to_local(first)));
 }

@@ -1,8 +1,11 @@
 #include "tessera/placement/planner/layout_space.h"
+#include "tessera/placement/reduction.h"
 #include "tessera/tests/placement/short_names.h"
 
 #include <algorithm>
 #include <bit>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -103,7 +106,39 @@ TEST_CASE("where all orders would be too many layouts, cuts are in the order of 
   const Placements to(7, R);
   const Sizes mesh_shape(7, 2);
   const std::set<std::string> all = texts({128, 128}, mesh_shape, from, to);
-  CHECK(all.size() == 2187);  // 3 ^ 7
+  CHECK(all.size() == 2187);                                                               // 3 ^ 7
+  CHECK(texts({64, 64}, Sizes(6, 2), Placements(6, S0), Placements(6, R)).size() == 729);  // 3 ^ 6
+}
+
+TEST_CASE("where these would be too many too, a mesh dimension has a placement of the ends, or Replicate") {
+  const std::set<std::string> all = texts({256, 256}, Sizes(8, 2), Placements(8, P), Placements(8, S0));
+  CHECK(all.size() == 6561);  // 3 ^ 8
+  CHECK_FALSE(all.contains("[S(1), R, R, R, R, R, R, R]"));
+}
+
+namespace {
+
+// Is a sum of the pieces that a user reduces as a product of terms.
+class SumByProduct final : public Reduction {
+ public:
+  SumByProduct() : Reduction("sum by product", ReduceOp::kProduct) {}
+  std::optional<double> slope(int64_t /*ranks*/) const override { return 1; }
+};
+
+}  // namespace
+
+TEST_CASE("linear reductions become one another, and are reduced together where their terms are added") {
+  const Sizes shape = {4, 4}, mesh_shape = {2, 2};
+  const Placement product = Partial(std::make_shared<const SumByProduct>());
+  const auto together = [&](const Placement& a, const Placement& b) {
+    const LayoutSpace space(shape, mesh_shape, {a, b}, {R, R}, /*sample=*/true);
+    return space.reduce_together(space.from(), 0b11);
+  };
+  CHECK(together(P, Partial(ReduceOp::kAvg)));
+  CHECK(together(product, product));
+  CHECK_FALSE(together(P, product));
+  const LayoutSpace space(shape, mesh_shape, {P, R}, {product, R}, /*sample=*/true);
+  CHECK(space.rescaled(space.from(), space.to()) == 0b01);
 }
 
 TEST_CASE("the fewest mesh dimensions along which ranks find what they need") {

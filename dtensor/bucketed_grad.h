@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include "tessera/placement/placement.h"
+
+namespace tessera {
+
+// Reads and writes the .grad of a parameter whose gradients buckets reduce: it is reduced, or, after a backward under
+// AccumulateGradients, a term of this rank's with reductions pending. Does not keep the parameter alive, and does
+// nothing to one that is gone.
+class BucketedGrad {
+ public:
+  explicit BucketedGrad(const at::Tensor& parameter) : impl_(parameter.getIntrusivePtr()) {}
+
+  // Returns the parameter, or an undefined tensor if it is gone.
+  at::Tensor parameter() const { return at::Tensor(impl_.lock()); }
+
+  // Lets autograd add a gradient of these placements: what is there and reduced becomes a term, without communication.
+  void become_term(const Placements& gradient) const;
+  // Takes .grad away and returns it; an undefined tensor if there is none that is a DTensor.
+  at::Tensor take() const;
+  // Does the same, but leaves a .grad that has this layout, and so is reduced.
+  at::Tensor take_unless(const Placements& layout) const;
+  // Adds a reduced value.
+  void add(const at::Tensor& value) const;
+
+ private:
+  c10::weak_intrusive_ptr<c10::TensorImpl> impl_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,30 @@
+#include "tessera/styles/calling.h"
+
+#include <stdexcept>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/dtensor.h"
+
+namespace tessera::detail {
+
+void BatchCheck::see(const at::Tensor& t) {
+  if (!t.defined()) return;
+  if (is_dtensor(t)) {
+    passes_ = true;
+  } else if (t.dim() > 0 && !plain_) {
+    plain_ = t.sizes().vec();
+  }
+}
+
+void BatchCheck::check(const std::string& split_mesh) const {
+  if (passes_ || !plain_) return;
+  throw std::invalid_argument(fmt::format(
+      "the parallelized module: its input [{}] is plain, and on the mesh {} with data dimensions nobody can "
+      "know which part of the batch it is. Give from_local(piece, mesh, {{Shard(0) on the data "
+      "dimensions}}), or distribute_tensor where each rank has the whole",
+      fmt::join(*plain_, ", "), split_mesh));
+}
+
+}  // namespace tessera::detail

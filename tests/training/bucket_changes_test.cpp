@@ -1,0 +1,349 @@
+// Tests gradients in buckets where parameters are frozen and trained again, where ranks have terms of which others have
+// none, and where a rank fails; and what bucket_gradients refuses.
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn.h>
+
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gradient_buckets.h"
+#include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/mesh/in_process.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/device.h"
+#include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/styles/fake_mesh.h"
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::testing;
+
+constexpr int64_t kLarge = int64_t{25} << 20;
+
+// Torch's generator belongs to the process: the values are made before the ranks start.
+struct Cases {
+  Mlp mlp{10, 16, 12};
+  at::Tensor rows = numbers({2, 10});  // of each data rank
+  Cases() { fill(*mlp); }
+};
+const Cases& cases() {
+  static const Cases all;
+  return all;
+}
+
+Mlp mlp() {
+  const torch::NoGradGuard no_grad;
+  Mlp fresh(10, 16, 12);
+  fresh->to(device(), at::kDouble);
+  const auto from = cases().mlp->named_parameters();
+  for (auto& item : fresh->named_parameters()) item.value().copy_(from[item.key()]);
+  return fresh;
+}
+
+// Says which data ranks use `up` alone in a backward.
+using Skips = std::function<bool(int64_t rank)>;
+bool nobody(int64_t /*rank*/) { return false; }
+
+// Has a module that data ranks share, each with its own rows, and the same module in one process with the rows of all.
+struct Job {
+  explicit Job(DeviceMesh of_ranks) : mesh(std::move(of_ranks)) {}
+
+  static at::Tensor loss(Mlp& m, const at::Tensor& x, bool skips) {
+    at::Tensor y = m->up(x);
+    if (!skips) y = m->down(at::gelu(y));
+    return y.square().sum();
+  }
+  at::Tensor own_loss(const Skips& skips = nobody) {
+    const at::Tensor x = from_local(cases().rows, mesh, {Shard(0), Replicate()});
+    return loss(module, x, skips(mesh.local_rank("dp")));
+  }
+  void backward(const Skips& skips = nobody) {
+    own_loss(skips).backward();
+    for (int64_t rank = 0; rank < mesh.size("dp"); ++rank) loss(reference, cases().rows, skips(rank)).backward();
+  }
+  void zero_grad() {
+    module->zero_grad();
+    reference->zero_grad();
+  }
+  void train(bool up, bool down) {
+    for (Mlp* const each : {&module, &reference}) {
+      for (const at::Tensor& p : (*each)->up->parameters()) p.set_requires_grad(up);
+      for (const at::Tensor& p : (*each)->down->parameters()) p.set_requires_grad(down);
+    }
+  }
+  void check_gradients() {
+    const auto wanted = reference->named_parameters();
+    for (const auto& item : module->named_parameters()) {
+      CAPTURE(item.key());
+      const at::Tensor got = item.value().grad(), want = wanted[item.key()].grad();
+      REQUIRE(got.defined() == want.defined());
+      if (!got.defined()) continue;
+      CHECK(placements_of(got) == placements_of(item.value()));
+      CHECK(difference(got, want) <= 1e-11);
+    }
+  }
+
+  DeviceMesh mesh;
+  Mlp module = mlp(), reference = mlp();
+};
+
+void on_data_ranks(const std::vector<int64_t>& sizes, const std::function<void(const DeviceMesh&)>& body) {
+  (void)cases();
+  for (const int64_t size : sizes) {
+    CAPTURE(size);
+    run_in_process(size, [&](const std::shared_ptr<World>& world) {
+      body(init_device_mesh(device_name(), {size, 1}, {"dp", "tp"}, world));
+    });
+  }
+}
+
+ParallelizeOptions buckets_of(int64_t bytes) { return {.gradient_buckets = {.bucket_bytes = bytes}}; }
+
+// Says what was communicated for gradients.
+struct Sent {
+  int64_t bytes = 0;      // of the all-reduces
+  int64_t exchanges = 0;  // of the order in which gradients come
+};
+Sent sent(const CommCounter& counter) {
+  Sent out;
+  for (const CollectiveRecord& each : counter.records()) {
+    if (each.op != "gradient") continue;
+    if (std::string(each.kind) == "all_reduce") out.bytes += each.bytes;
+    out.exchanges += std::string(each.kind) == "all_gather";
+  }
+  return out;
+}
+
+// These are the bytes of the gradients of `up`, and of both layers, with a flag for each parameter.
+constexpr int64_t kUpBytes = 8 * (16 * 10 + 16 + 2), kAllBytes = kUpBytes + 8 * (12 * 16 + 12 + 2);
+
+std::string text_thrown_by(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a parameter that is trained from some step on is reduced as others are, also where a rank lacks a gradient") {
+  for (const int64_t bytes : {kLarge, int64_t{1}}) {
+    CAPTURE(bytes);
+    for (const bool guarded : {false, true}) {
+      CAPTURE(guarded);
+      on_data_ranks({2, 3, 4}, [&](const DeviceMesh& mesh) {
+        Job job(mesh);
+        job.train(/*up=*/true, /*down=*/false);
+        parallelize_module(job.module, mesh, {}, buckets_of(bytes));
+        for (int64_t step = 0; step < 6; ++step) {
+          CAPTURE(step);
+          if (step == 2) job.train(/*up=*/true, /*down=*/true);
+          job.zero_grad();
+          const auto skips = [&](int64_t rank) { return step >= 2 && rank == step % mesh.size("dp"); };
+          if (guarded) {
+            const AccumulateGradients guard(mesh);
+            job.backward(skips);
+          }
+          job.backward(skips);
+          job.check_gradients();
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE(
+    "nothing is sent for a parameter while it is frozen, and its place in the order is known when it comes back") {
+  on_data_ranks({2, 4}, [](const DeviceMesh& mesh) {
+    Job job(mesh);
+    parallelize_module(job.module, mesh, {});
+    const auto step = [&](int64_t bytes, int64_t exchanges) {
+      job.zero_grad();
+      const CommCounter counter(mesh);
+      job.backward();
+      CAPTURE(counter.to_string());
+      CHECK(sent(counter).bytes == bytes);
+      CHECK(sent(counter).exchanges == exchanges);
+      job.check_gradients();
+    };
+    step(kAllBytes, 0);
+    step(kAllBytes, 1);
+    job.train(/*up=*/true, /*down=*/false);
+    step(kUpBytes, 0);
+    step(kUpBytes, 0);
+    job.train(/*up=*/true, /*down=*/true);
+    step(kAllBytes, 0);
+    // It may be frozen after its use: autograd drops its gradient.
+    const at::Tensor want = job.reference->up->weight.grad().clone(), loss = job.own_loss();
+    job.zero_grad();
+    job.train(/*up=*/true, /*down=*/false);
+    const CommCounter counter(mesh);
+    loss.backward();
+    CHECK(sent(counter).bytes == kUpBytes);
+    CHECK(difference(job.module->up->weight.grad(), want) <= 1e-11);
+    CHECK_FALSE(job.module->down->weight.grad().defined());
+  });
+}
+
+TEST_CASE("parameters that are trained in turns, as those of two networks, have the gradients of one process") {
+  for (const int64_t bytes : {kLarge, int64_t{1}, int64_t{0}}) {
+    CAPTURE(bytes);
+    on_data_ranks({2, 3}, [&](const DeviceMesh& mesh) {
+      Job job(mesh);
+      parallelize_module(job.module, mesh, {}, buckets_of(bytes));
+      const CommCounter counter(mesh);
+      for (int step = 0; step < 6; ++step) {
+        CAPTURE(step);
+        job.train(/*up=*/step % 2 == 0, /*down=*/step % 2 == 1);
+        job.zero_grad();
+        job.backward();
+        job.check_gradients();
+      }
+      // Each half is new once.
+      CHECK(sent(counter).exchanges == (bytes > 0 ? 2 : 0));
+    });
+  }
+}
+
+TEST_CASE("terms of a parameter that is frozen before they are reduced are reduced once more") {
+  on_data_ranks({2, 3}, [](const DeviceMesh& mesh) {
+    Job job(mesh);
+    parallelize_module(job.module, mesh, {});
+    for (int step = 0; step < 2; ++step) {
+      CAPTURE(step);
+      job.zero_grad();
+      job.train(/*up=*/true, /*down=*/true);
+      {
+        const AccumulateGradients guard(mesh);
+        job.backward([](int64_t rank) { return rank == 0; });
+      }
+      job.train(/*up=*/true, /*down=*/false);
+      job.backward();
+      job.check_gradients();
+      job.zero_grad();
+      const CommCounter counter(mesh);
+      job.backward();
+      CHECK(sent(counter).bytes == kUpBytes);
+      job.check_gradients();
+    }
+  });
+}
+
+TEST_CASE(
+    "a reduced gradient, terms that only some ranks have and a backward that reduces add up alike on every rank") {
+  struct Row {
+    const char* why;
+    Skips last;  // in the backward that reduces
+  };
+  const std::vector<Row> rows = {{"every rank has the gradient", nobody},
+                                 {"a rank has none", [](int64_t rank) { return rank == 0; }},
+                                 {"no rank has one", [](int64_t /*rank*/) { return true; }}};
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    for (const int64_t bytes : {kLarge, int64_t{1}}) {
+      CAPTURE(bytes);
+      on_data_ranks({2, 3, 4}, [&](const DeviceMesh& mesh) {
+        Job job(mesh);
+        parallelize_module(job.module, mesh, {}, buckets_of(bytes));
+        for (int round = 0; round < 3; ++round) {  // the gradients of all rounds add up
+          CAPTURE(round);
+          job.backward();
+          job.check_gradients();
+          for (int i = 0; i < 2; ++i) {
+            const AccumulateGradients guard(mesh);
+            job.backward([](int64_t rank) { return rank != 1; });
+          }
+          job.backward(row.last);
+          job.check_gradients();
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("so do those of parameters that data dimensions cut") {
+  on_data_ranks({2, 3}, [](const DeviceMesh& mesh) {
+    Job job(mesh);
+    parallelize_module(job.module, mesh, {}, {.data_placement = Shard(0)});
+    for (int round = 0; round < 3; ++round) {
+      CAPTURE(round);
+      job.backward();
+      {
+        const AccumulateGradients guard(mesh);
+        job.backward();
+      }
+      job.backward();
+      job.check_gradients();
+    }
+  });
+}
+
+TEST_CASE("a rank that cannot add a reduced gradient to its own fails the job, so that no other waits for it") {
+  on_data_ranks({2, 3}, [](const DeviceMesh& mesh) {
+    Job job(mesh);
+    parallelize_module(job.module, mesh, {});
+    const bool fails = mesh.local_rank("dp") == 0;
+    const at::Tensor three = from_local(at::zeros({3}, on(at::kDouble)), mesh, {Replicate(), Replicate()});
+    if (fails) job.module->up->bias.mutable_grad() = three;
+    const std::string text = text_thrown_by([&] {
+      job.own_loss().backward();
+      full_tensor(from_local(at::ones({2}, on(at::kDouble)), mesh, {Shard(0), Replicate()}));
+    });
+    CAPTURE(text);
+    CHECK_FALSE(text.empty());
+    if (!fails) CHECK(text.find("rank 0 failed in gradient") != std::string::npos);
+  });
+}
+
+TEST_CASE("refused: parameters that cannot be reduced together, and layouts that gradients cannot have") {
+  using Make = std::function<std::vector<BucketedParameter>(const DeviceMesh&)>;
+  const auto refused = [](const std::string& text, const Make& make, const std::vector<int64_t>& data_dims = {0}) {
+    check_refused_on_every_rank({2, 2}, {"dp", "tp"}, text,
+                                [&](const DeviceMesh& mesh) { bucket_gradients(make(mesh), data_dims); });
+  };
+  const auto one = [](const DeviceMesh& mesh, at::ScalarType dtype = at::kDouble) {
+    const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate());
+    const at::Tensor values = distribute_tensor(at::ones({4, 4}, dtype), mesh, whole, kNoSource);
+    return BucketedParameter{.parameter = values, .gradient = whole};
+  };
+  using Parameters = std::vector<BucketedParameter>;
+  refused(", and the first one on {dp: 2, tp: 2} on cpu; call it once for the parameters of each mesh",
+          [&](const DeviceMesh& mesh) {
+            return Parameters{one(mesh), one(mesh["tp"])};
+          });
+  refused("parameter 2 is listed twice; list it once", [&](const DeviceMesh& mesh) {
+    const BucketedParameter first = one(mesh);
+    return Parameters{first, one(mesh), first};
+  });
+  refused("parameter 0 is no DTensor; distribute it", [](const DeviceMesh&) {
+    return Parameters{BucketedParameter{.parameter = at::ones({2}), .gradient = {Replicate(), Replicate()}}};
+  });
+  refused(
+      "parameter 0 is to have a gradient laid out as [P(sum), R]; give 2 placements without Partial",
+      [&](const DeviceMesh& mesh) {
+        return Parameters{BucketedParameter{.parameter = one(mesh).parameter, .gradient = {Partial(), Replicate()}}};
+      });
+  refused("parameter 0 is to have a gradient laid out as [R]; give 2 placements", [&](const DeviceMesh& mesh) {
+    return Parameters{BucketedParameter{.parameter = one(mesh).parameter, .gradient = {Replicate()}}};
+  });
+  for (const int64_t dim : {-1, 2}) {
+    refused("data dimension " + std::to_string(dim) + "; {dp: 2, tp: 2} on cpu has mesh dimensions from 0 to 1",
+            [&](const DeviceMesh& mesh) { return Parameters{one(mesh)}; }, {dim});
+  }
+  CHECK_NOTHROW(bucket_gradients({one(fake_mesh(0, {2, 2}), at::kLong)}, {0}));
+}
