@@ -41,7 +41,10 @@ constexpr bool kAddressSanitizer = false;
 
 }  // namespace
 
-c10::DispatchKeySet keys_on(const c10::Device& device) { return device.is_cuda() ? kCudaKeys : kCpuKeys; }
+c10::DispatchKeySet keys_on(const c10::Device& device, bool inference) {
+  const c10::DispatchKeySet keys = device.is_cuda() ? kCudaKeys : kCpuKeys;
+  return inference ? keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView : keys;
+}
 
 std::unique_ptr<c10::ExtraMeta> extra_of(c10::intrusive_ptr<c10::BackendMeta> meta) {
   return std::make_unique<c10::ExtraMeta>(nullptr, nullptr, std::move(meta), kNoMemory, kNoStorage);
@@ -207,8 +210,7 @@ bool Wrapper::clear() {
 }
 
 void Wrapper::reuse(const Spec& spec, const c10::Device& device) {
-  const c10::DispatchKeySet keys = keys_on(device);
-  key_set_ = c10::InferenceMode::is_enabled() ? keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView : keys;
+  key_set_ = keys_on(device, c10::InferenceMode::is_enabled());
   data_type_ = c10::scalarTypeToTypeMeta(spec.dtype);
   device_opt_ = device;
   allow_tensor_metadata_change_ = true;
@@ -233,10 +235,12 @@ Wrapper* Wrapper::make_bare(const Spec& spec, const c10::Device& device) {
   return spare;
 }
 
-at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
+void Wrapper::set_inference(bool inference) { key_set_ = keys_on(*device_opt_, inference); }
+
+at::Tensor wrap(at::Tensor local, SpecPtr spec, std::optional<bool> inference) {
   Wrapper* const made = Wrapper::make_bare(*spec, local.device());
   auto out = c10::intrusive_ptr<c10::TensorImpl>::unsafe_steal_from_new(made);
-  if (normal_in_inference) made->key_set_ = keys_on(*made->device_opt_);
+  if (inference) made->set_inference(*inference);
   if (made->is_inference_tensor()) {
     made->version_counter_ = c10::VariableVersion();
   } else if (!made->version_counter_.enabled()) {
@@ -265,12 +269,11 @@ at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed, i
   const c10::VariableVersion& version = viewed.unsafeGetTensorImpl()->version_counter();
   Wrapper* const made = Wrapper::make_bare(*spec, local.device());
   auto out = c10::intrusive_ptr<c10::TensorImpl>::unsafe_steal_from_new(made);
-  if (made->is_inference_tensor()) {
-    made->version_counter_ = c10::VariableVersion();
-  } else if (version.enabled()) {
+  if (version.enabled() && !made->is_inference_tensor()) {
     made->version_counter_ = version;  // LibTorch would replace a counter of its own by this one
-  } else if (!made->version_counter_.enabled()) {
-    made->version_counter_ = c10::VariableVersion(0);
+  } else {
+    made->set_inference(true);
+    made->version_counter_ = c10::VariableVersion();
   }
   made->set_meta(std::move(local), std::move(spec));
   made->meta()->share_writes_of(detail::meta(viewed));
@@ -341,7 +344,7 @@ at::Tensor wrap(std::shared_ptr<AsyncPieces> pieces, std::size_t item, SpecPtr s
 
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
   c10::TensorImpl& impl = *plain.unsafeGetTensorImpl();
-  Access::set_keys(impl, keys_on(local.device()));
+  Access::set_keys(impl, keys_on(local.device(), impl.is_inference()));
   Access::set_device(impl, local.device());
   impl.set_sizes_and_strides(spec->sizes, spec->strides, 0);
   Access::drop_storage(impl);

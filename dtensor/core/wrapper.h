@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <new>
+#include <optional>
 
 #include <c10/core/TensorImpl.h>
 
@@ -12,8 +13,8 @@
 namespace tessera::detail {
 
 // Returns the dispatch keys of a DTensor on `device`. Autocast's key is the device's, so autocast casts a DTensor as it
-// casts the pieces.
-c10::DispatchKeySet keys_on(const c10::Device& device);
+// casts the pieces. An inference tensor has none of autograd's.
+c10::DispatchKeySet keys_on(const c10::Device& device, bool inference = false);
 
 // Returns the ExtraMeta of a DTensor: `meta`, and the errors thrown when its memory or storage is read.
 std::unique_ptr<c10::ExtraMeta> extra_of(c10::intrusive_ptr<c10::BackendMeta> meta);
@@ -49,7 +50,7 @@ class Wrapper final : public c10::TensorImpl {
 
  private:
   friend class SpareWrappers;
-  friend at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference);
+  friend at::Tensor wrap(at::Tensor local, SpecPtr spec, std::optional<bool> inference);
   friend at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed, int64_t offset);
 
   Wrapper(const Spec& spec, const c10::Device& device);
@@ -69,6 +70,8 @@ class Wrapper final : public c10::TensorImpl {
   Meta* meta() const;
   // Equals is_inference() for a wrapper, without asking for autograd's keys too.
   bool is_inference_tensor() const { return !key_set_.has(c10::DispatchKey::ADInplaceOrView); }
+  // Sets the keys alone; the caller sets the version counter, which an inference tensor has not.
+  void set_inference(bool inference);
 
   // Holds, while this is an alias, the Meta and the version counter that it had of its own and will use again. Nothing
   // else holds them.

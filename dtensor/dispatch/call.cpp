@@ -32,6 +32,11 @@ constexpr std::array kScales = {
 // decides which of them pass, and the exponent whether an integer may be raised to it. A user's rule may use any value.
 constexpr std::array kByValue = {"constant_pad_nd", "fill", "histc", "index_fill", "masked_fill", "pow", "scatter"};
 constexpr std::array kShapeChangers = {"aten::resize_", "aten::resize_as_", "aten::set_"};
+// Lists the operators, by rule name, that take tensors of the host beside those of a GPU, such as indices and
+// the batch sizes of packed sequences. Those on lists take factors.
+constexpr std::array kAcrossDevices = {
+    "copy", "bernoulli", "index",    "_unsafe_index", "index_put", "_index_put_impl", "_unsafe_index_put",
+    "lstm", "gru",       "rnn_tanh", "rnn_relu"};
 
 template <std::size_t N>
 bool contains(const std::array<const char*, N>& names, const std::string& name) {
@@ -111,12 +116,34 @@ void refuse_piece(const Call& call, const TensorArg& plain) {
   }
 }
 
+// Throws if a plain tensor is on another device than the mesh: the operator would throw on the pieces, which fails the
+// job. Users' operators may take it.
+void refuse_elsewhere(const Call& call, const at::Tensor& plain) {
+  const c10::Device own = call.first_spec->mesh.device(), other = plain.device();
+  if (other.type() == own.type() && (own.is_cpu() || !own.has_index() || other == own)) return;
+  const std::string& name = call.traits.name;
+  if (!name.starts_with("aten::") || name.starts_with("aten::_foreach_")) return;
+  if (contains(kAcrossDevices, call.traits.rule_name)) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: a plain tensor [{}] on {} among DTensors on {}, the first of them {}; bring it there by .to(\"{}\")", name,
+      fmt::join(plain.sizes(), ", "), other.str(), own.str(), to_string(*call.first_spec), own.str()));
+}
+
+// Gives the call a DTensor over the memory of a plain tensor that it writes in backward.
+void write_through(Call& call, TensorArg& entry) {
+  at::IValue& value = call.arg(entry.arg);
+  const at::Tensor plain = value.toTensor();
+  value = detail::wrap(plain.detach(), replicated_spec(call.first_spec->mesh, plain));
+  entry.tensor = &value.toTensor();
+  entry.spec = detail::meta(*entry.tensor).spec.get();
+  call.written_plain.push_back({.arg = entry.arg, .tensor = plain, .over = *entry.tensor});
+}
+
 void add_plain(Call& call, TensorArg& entry, PlainTensors plain) {
   const at::Tensor& t = *entry.tensor;
-  if (in_backward() && call.writes(entry) && call.first_spec->mesh.is_member()) {
-    // A backward formula of LibTorch fills its own zeros with the gradient: they become a DTensor.
-    detail::convert_in_place(t, t.detach(), replicated_spec(call.first_spec->mesh, t));
-    entry.spec = detail::meta(t).spec.get();
+  if (t.dim() > 0) refuse_elsewhere(call, t);
+  if (in_backward() && call.writes(entry) && call.arg(entry.arg).isTensor() && call.first_spec->mesh.is_member()) {
+    write_through(call, entry);
     return;
   }
   // Zeros that LibTorch's formulas make, in forward mode too, where a derivative is zero: the same on every rank.
@@ -181,6 +208,8 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
       view = true;
     }
   }
+  if (rule_name == "div") divisor_arg = 1;
+  if (rule_name == "addcdiv") divisor_arg = 2;
   random = op.hasTag(at::Tag::nondeterministic_seeded);
   scales = contains(kScales, rule_name);
   is_view_as_real = rule_name == "view_as_real";
@@ -216,10 +245,13 @@ bool is_zero_or_nonfinite(const at::Scalar& number) {
   return size == 0 || !std::isfinite(size);
 }
 
-bool is_zero_or_nonfinite(const TensorArg& entry) {
+bool is_zero_or_nonfinite(const TensorArg& entry, bool divides) {
   if (!entry.tensor->defined()) return false;
   const bool distributed = entry.spec != nullptr && detail::is_dtensor(*entry.tensor);
-  if (distributed && (!all_replicate(entry.spec->placements) || entry.spec->mesh.world().is_fake())) return false;
+  // A plain tensor may differ from rank to rank, on which the collectives would then depend.
+  if (!distributed && !entry.tensor->unsafeGetTensorImpl()->is_wrapped_number()) return entry.tensor->numel() == 1;
+  if (distributed && !all_replicate(entry.spec->placements)) return divides && entry.spec->numel() == 1;
+  if (distributed && entry.spec->mesh.world().is_fake()) return false;
   // A rank outside the mesh does not see the number.
   if (distributed && entry.spec->mesh.size() < entry.spec->mesh.world().size()) return entry.spec->numel() == 1;
   const at::Tensor& local = distributed ? detail::meta(*entry.tensor).local() : *entry.tensor;
@@ -237,8 +269,21 @@ bool has_zero_or_nonfinite_number(const Call& call) {
     if (call.traits.number_arg[i] && call.arg(i).isScalar() && is_zero_or_nonfinite(call.arg(i).toScalar()))
       return true;
   }
-  return std::any_of(call.tensors.begin(), call.tensors.end(),
-                     [](const TensorArg& entry) { return is_zero_or_nonfinite(entry); });
+  return std::any_of(call.tensors.begin(), call.tensors.end(), [&](const TensorArg& entry) {
+    return is_zero_or_nonfinite(entry, static_cast<int>(entry.arg) == call.traits.divisor_arg);
+  });
+}
+
+void return_plain(const Call& call) {
+  for (const WrittenPlain& each : call.written_plain) {
+    const detail::Meta& meta = detail::meta(each.over);
+    const bool stays = each.tensor.dim() == 0 && has_memory(each.tensor);
+    if (!stays) detail::convert_in_place(each.tensor, meta.local(), meta.spec);
+    const auto& args = call.traits.written_args;
+    const auto at = static_cast<std::size_t>(std::find(args.begin(), args.end(), each.arg) - args.begin());
+    const int result = call.traits.written_results.at(at);
+    if (result >= 0) call.stack[call.base + static_cast<std::size_t>(result)] = each.tensor;
+  }
 }
 
 void refuse_sizes(const std::string& op, at::IntArrayRef result, at::IntArrayRef written, std::string_view or_else) {
@@ -256,6 +301,7 @@ Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit
             .tensors = {},
             .replicated = {},
             .gathered = {},
+            .written_plain = {},
             .contract_from_parameters = {}};
   bool plain = false;
   const auto add = [&](std::size_t arg, std::size_t index, const at::Tensor& t) {

@@ -35,6 +35,7 @@ struct OpTraits {
   std::vector<int> written_results;       // for each written argument, the index of the result that it is, or -1
   int generator_arg = -1;
   int dropout_arg = -1;          // the argument dropout_p: if it is 0, nothing is drawn
+  int divisor_arg = -1;          // the tensor by which others are divided
   bool random = false;           // draws random numbers
   bool uses_numbers = false;     // the rule may use the values of Scalars, and not their types alone
   bool scales = false;           // multiplies or divides its tensors by numbers
@@ -44,6 +45,14 @@ struct OpTraits {
   bool changes_shape_in_place = false;
 
   explicit OpTraits(const c10::OperatorHandle& op);
+};
+
+// Holds a plain tensor that an operator writes in backward, and the DTensor over the same memory that the call has in
+// its place.
+struct WrittenPlain {
+  std::size_t arg;
+  at::Tensor tensor;
+  at::Tensor over;
 };
 
 // Describes a call while it is dispatched. `tensors` point into the stack.
@@ -56,6 +65,7 @@ struct Call {
   const Spec* first_spec = nullptr;         // the first DTensor's Spec; its mesh is the call's
   c10::SmallVector<SpecPtr, 2> replicated;  // owns the specs of plain tensors that count as replicated
   std::vector<at::Tensor> gathered;         // owns the parameters that were gathered for the call
+  std::vector<WrittenPlain> written_plain;  // see return_plain()
   ContractPtr contract_from_parameters;  // contract of results computed from pieces of parameters alone; see gather.h
 
   std::span<const at::IValue> args() const { return {stack.data() + base, traits.num_args}; }
@@ -66,8 +76,14 @@ struct Call {
 
 // Says whether the terms of a pending sum would be multiplied or divided by a zero or a non-finite number. The results,
 // each computed from one term (0 * inf, or 1 / 0 - 1 / 0), would not add up to the result for the sum. A number is a
-// Scalar, or a tensor of one element in host memory that every rank has; a number on a GPU is not read.
+// Scalar, or a tensor of one element that every rank has. These are not read, and may be zero: a number on a GPU; a
+// plain tensor, which may differ from rank to rank; a divisor that is pending or cut.
 bool has_zero_or_nonfinite_number(const Call& call);
+
+// Puts the plain tensors that the call has written (Call::written_plain) in the place of the results. One with
+// dimensions becomes a DTensor, since LibTorch's formulas fill zeros of their own with a gradient. One without stays
+// plain: it may be the caller's, in which a hook adds up numbers.
+void return_plain(const Call& call);
 
 // Returns the path of the first argument that a style gave a contract, or nullptr.
 const std::string* contract_path(const Call& call);
@@ -82,9 +98,10 @@ std::string old_state_hint(const Call& call, const at::Tensor& plain);
                                std::string_view or_else = "");
 
 // Finds the call's tensors. Throws std::invalid_argument when DTensors are on different meshes, or when a plain tensor
-// of one dimension or more is among them outside ImplicitReplication and backward; the text names the operator, shapes,
-// placements and what to do. Under Checked, plain tensors are compared over the mesh; with kTaken they are taken to be
-// equal.
+// of one dimension or more is among them outside ImplicitReplication and backward, or is on another device; the text
+// names the operator, shapes, placements and what to do. Under Checked, plain tensors are compared over the mesh; with
+// kTaken they are taken to be equal. In backward, a DTensor takes the place of a plain tensor that the call writes, not
+// in a list.
 enum class PlainTensors : uint8_t { kCompared, kTaken };
 Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack,
                PlainTensors plain_tensors = PlainTensors::kCompared);

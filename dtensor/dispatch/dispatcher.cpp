@@ -187,6 +187,7 @@ void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet
   }
   const DecisionPtr decision = decide_gathered(call, [this](const Call& c) { return decision_for(c); });
   execute(call, *decision);
+  return_plain(call);
 }
 
 const DecompositionEntry& OpDispatcher::decomposition() {

@@ -126,5 +126,13 @@ void count_replicated(const std::string& op);
 // not possible.
 bool run_foreach(const Call& call);
 
+// Returns a result of a list operator as a DTensor with the layout of `first`, the first list's tensor at its index,
+// whose layout is `spec`; what is pending there is reduced. Where `first` is not dense, the result is.
+at::Tensor wrap_like(const at::Tensor& local, const at::Tensor& first, const Spec& spec);
+
+// Is called while an exception of a list operator on the pieces is handled. If the operator throws on the global shapes
+// and dtypes too, every rank throws that; else this rank alone may have failed, and the World fails.
+[[noreturn]] void rethrow_of_list(const c10::OperatorHandle& op, torch::jit::Stack args, World& world);
+
 }  // namespace dispatch
 }  // namespace tessera

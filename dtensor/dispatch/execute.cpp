@@ -7,7 +7,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/AutogradState.h>
-#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
 #include "tessera/dtensor/core/memory_order.h"
@@ -55,7 +54,7 @@ class Execution {
     if (call_.traits.view) {
       find_viewed();
       c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
-      normal_view_ = c10::InferenceMode::is_enabled() && !call_.tensors[0].tensor->is_inference();
+      inference_ = call_.tensors[0].tensor->is_inference();
     }
     bring_inputs();
     keep_written();
@@ -329,7 +328,7 @@ class Execution {
       if (mesh_.is_member()) detail::check_local(local, *spec, call_.traits.name.c_str());
     }
     const at::Tensor piece = decision_.make_dense ? as_dense(local, *spec) : local;
-    at::Tensor out = detail::wrap(piece, std::move(spec), normal_view_);
+    at::Tensor out = detail::wrap(piece, std::move(spec), inference_);
     if (viewed_piece_.defined()) detail::place_view(out, bytes_before_, decision_.offset(output));
     if (contract_) detail::meta(out).contract = contract_;
     if (counters_) make_view(out, piece);
@@ -367,8 +366,8 @@ class Execution {
   int64_t bytes_before_ = 0;                       // the viewed tensor's
   std::optional<detail::WriteCounters> counters_;  // the viewed tensor's; nullopt if the call is no view of a DTensor
   uint32_t writes_ = 0;                            // their sum when the call began
-  detail::ViewCopy copy_;     // what the results record; made_by is nullptr unless they are copied views
-  bool normal_view_ = false;  // the result is a view of a normal tensor under InferenceMode
+  detail::ViewCopy copy_;          // what the results record; made_by is nullptr unless they are copied views
+  std::optional<bool> inference_;  // whether the viewed tensor is an inference tensor; nullopt if the call is no view
 };
 
 }  // namespace

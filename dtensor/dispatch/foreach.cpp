@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -11,6 +13,7 @@
 
 #include "tessera/dtensor/core/memory_order.h"
 #include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather_schedule.h"
@@ -169,27 +172,57 @@ void write_back(const Call& call, const std::vector<List>& lists, const Moves& m
   }
 }
 
-// Wraps a result with the layout of the first list's tensor.
-at::Tensor wrap_like(const at::Tensor& local, const TensorArg& first) {
-  const Spec& spec = *first.spec;
-  if (detail::is_dtensor(*first.tensor) && !spec.partial && spec.dtype == local.scalar_type()) {
-    return detail::wrap(local, detail::meta(*first.tensor).spec);
-  }
-  return detail::wrap(
-      local, intern_spec(spec.mesh, without_partial(spec.placements), spec.sizes, spec.strides, local.scalar_type()));
-}
-
 // Wraps a result that belongs to `entry` of a later list, such as a count of steps: it is laid out as the first list's
 // tensor where it has its sizes, else it is whole.
 at::Tensor wrap_of(const at::Tensor& local, const TensorArg& entry, const TensorArg& first) {
-  if (entry.tensor->sizes() == first.tensor->sizes()) return wrap_like(local, first);
+  if (entry.tensor->sizes() == first.tensor->sizes()) return wrap_like(local, *first.tensor, *first.spec);
   const Spec& spec = *first.spec;
   const Placements whole(spec.placements.size(), Replicate());
   return detail::wrap(local,
                       intern_spec(spec.mesh, whole, local.sizes().vec(), local.strides().vec(), local.scalar_type()));
 }
 
+// Says whether the operator can be tried on tensors without data. It cannot where it reads a factor that is a tensor,
+// nor has a fused optimizer a kernel for them.
+bool runs_on_meta(const c10::OperatorHandle& op, const torch::jit::Stack& args) {
+  const auto is_tensor = [](const at::IValue& value) { return value.isTensor(); };
+  return !op.schema().name().starts_with("aten::_fused_") && std::none_of(args.begin(), args.end(), is_tensor);
+}
+
+// Throws what the operator throws on the global shapes and dtypes, if it does. The tensors are row-major, since two
+// elements of a whole may share an address where those of a piece do not.
+void throw_alike(const c10::OperatorHandle& op, torch::jit::Stack args) {
+  for (at::IValue& value : args) {
+    detail::replace_tensors(value, [](const at::Tensor& t, std::size_t) {
+      return t.defined() ? at::empty(t.sizes(), t.options().device(c10::kMeta)) : t;
+    });
+  }
+  try {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    op.callBoxed(args);
+  } catch (const c10::NotImplementedError&) {  // there is no such kernel
+  }
+}
+
 }  // namespace
+
+at::Tensor wrap_like(const at::Tensor& local, const at::Tensor& first, const Spec& spec) {
+  const bool dense = first.is_non_overlapping_and_dense();
+  if (dense && detail::is_dtensor(first) && !spec.partial && spec.dtype == local.scalar_type()) {
+    return detail::wrap(local, detail::meta(first).spec);
+  }
+  const std::vector<int64_t> strides = dense ? spec.strides : at::infer_dense_strides(spec.sizes, spec.strides);
+  const SpecPtr of_result =
+      intern_spec(spec.mesh, without_partial(spec.placements), spec.sizes, strides, local.scalar_type());
+  return detail::wrap(dense ? local : as_dense(local, *of_result), of_result);
+}
+
+void rethrow_of_list(const c10::OperatorHandle& op, torch::jit::Stack args, World& world) {
+  const std::exception_ptr error = std::current_exception();
+  if (runs_on_meta(op, args)) throw_alike(op, std::move(args));
+  world.guard(op.schema().name(), [&] { std::rethrow_exception(error); });
+  std::rethrow_exception(error);  // which guard has done
+}
 
 bool run_foreach(const Call& call) {
   if (std::find(kReducing.begin(), kReducing.end(), call.traits.rule_name) != kReducing.end()) return false;
@@ -199,13 +232,15 @@ bool run_foreach(const Call& call) {
   check_implicit(call, *moves);
   torch::jit::Stack local = local_stack(call, lists, *moves);
   torch::jit::Stack given;
-  call.first_spec->mesh.world().guard(call.traits.name, [&] {
+  try {
     const at::AutoDispatchBelowADInplaceOrView below;
     const std::vector<Refit> refits = fit_fused(call, lists, local);
     given = local;
     call.op.callBoxed(local);
     for (const Refit& each : refits) each.piece.copy_(each.copy);
-  });
+  } catch (...) {
+    rethrow_of_list(call.op, torch::jit::Stack(call.args().begin(), call.args().end()), call.first_spec->mesh.world());
+  }
   write_back(call, lists, *moves, given);
   for (const TensorArg& entry : call.tensors) {
     if (call.writes(entry) && detail::is_dtensor(*entry.tensor)) detail::note_write(detail::meta(*entry.tensor));

@@ -43,8 +43,34 @@ bool takes(const c10::FunctionSchema& schema, const std::vector<c10::TypePtr>& t
                     [](const c10::Argument& a, const c10::TypePtr& type) { return *a.type() == *type; });
 }
 
-void append_tensors(const at::IValue& value, std::vector<at::Tensor>& out) {
-  detail::each_tensor(value, [&](const at::Tensor& t, std::size_t) { out.push_back(t); });
+std::vector<at::Tensor> tensors_of(const Stack& values) {
+  std::vector<at::Tensor> out;
+  for (const at::IValue& value : values) {
+    detail::each_tensor(value, [&](const at::Tensor& t, std::size_t) { out.push_back(t); });
+  }
+  return out;
+}
+
+void refuse_gradients(const std::string& name, const Stack& args) {
+  if (!c10::GradMode::is_enabled()) return;
+  for (const at::Tensor& t : tensors_of(args)) {
+    if (!t.defined() || !t.requires_grad()) continue;
+    throw std::invalid_argument(
+        fmt::format("{}: out= has no derivative, and an argument requires a gradient; leave out= out", name));
+  }
+}
+
+// Throws, before any is written, if a result does not fit the tensor that it would be written to.
+void check_fit(const std::string& name, const std::vector<at::Tensor>& results,
+               const std::vector<at::Tensor>& written) {
+  for (std::size_t k = 0; k < written.size() && k < results.size(); ++k) {
+    if (written[k].sizes() != results[k].sizes()) refuse_sizes(name, results[k].sizes(), written[k].sizes());
+    const at::ScalarType from = results[k].scalar_type(), to = written[k].scalar_type();
+    if (c10::canCast(from, to)) continue;
+    throw std::invalid_argument(
+        fmt::format("{}: result type {} can't be cast to the desired output type {}; give an out= tensor of {}", name,
+                    c10::toString(from), c10::toString(to), c10::toString(from)));
+  }
 }
 
 }  // namespace
@@ -65,27 +91,14 @@ std::optional<c10::OperatorHandle> without_out(const c10::OperatorHandle& op) {
 void OutOfPlace::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const Stack args(stack->end() - static_cast<std::ptrdiff_t>(arguments.size()), stack->end());
+  refuse_gradients(op.schema().name(), args);
   Stack given;
   Stack outs;
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    (is_out(arguments[i]) ? outs : given).push_back(args[i]);
-    if (args[i].isTensor() && args[i].toTensor().defined() && args[i].toTensor().requires_grad() &&
-        c10::GradMode::is_enabled()) {
-      throw std::invalid_argument(fmt::format(
-          "{}: out= has no derivative, and an argument requires a gradient; leave out= out", op.schema().name()));
-    }
-  }
+  for (std::size_t i = 0; i < args.size(); ++i) (is_out(arguments[i]) ? outs : given).push_back(args[i]);
   functional_.callBoxed(given);
-  std::vector<at::Tensor> results;
-  std::vector<at::Tensor> written;
-  for (const at::IValue& value : given) append_tensors(value, results);
-  for (const at::IValue& value : outs) append_tensors(value, written);
-  for (std::size_t k = 0; k < written.size() && k < results.size(); ++k) {
-    if (written[k].sizes() != results[k].sizes()) {
-      refuse_sizes(op.schema().name(), results[k].sizes(), written[k].sizes());
-    }
-    written[k].copy_(results[k]);
-  }
+  const std::vector<at::Tensor> results = tensors_of(given), written = tensors_of(outs);
+  check_fit(op.schema().name(), results, written);
+  for (std::size_t k = 0; k < written.size() && k < results.size(); ++k) written[k].copy_(results[k]);
   stack->resize(stack->size() - arguments.size());
   for (at::IValue& value : outs) stack->push_back(std::move(value));
 }

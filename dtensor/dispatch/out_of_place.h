@@ -13,7 +13,8 @@ std::optional<c10::OperatorHandle> without_out(const c10::OperatorHandle& op);
 
 // Runs an out= overload that LibTorch decomposes, as its boxed kernel. The operators that it decomposes into resize
 // tensors and write views of them, which a DTensor refuses or would lose. So it runs `functional` and copies its
-// results. Throws std::invalid_argument on an out tensor of other sizes.
+// results. Throws std::invalid_argument on an out tensor of other sizes, or of a dtype to which LibTorch does not cast
+// the result, and where an argument requires a gradient.
 class OutOfPlace final : public c10::OperatorKernel {
  public:
   explicit OutOfPlace(const c10::OperatorHandle& functional) : functional_(functional) {}

@@ -426,12 +426,19 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
     make_ready(first);
     (make_ready(args), ...);
     Locals<at::TensorList, Args...> locals(first, args...);
-    const auto call = [&] { return std::apply([](auto&... each) { return Op::call(each.get()...); }, locals); };
+    const auto call = [&]() -> R {
+      try {
+        const BelowAutograd below;
+        return std::apply([](auto&... each) -> R { return Op::call(each.get()...); }, locals);
+      } catch (...) {
+        rethrow_of_list(op_, c10::impl::boxArgs<at::TensorList, Args...>(first, args...), world);
+      }
+    };
     if constexpr (std::is_void_v<R>) {
       if ((argument_has_tangent(args) || ...)) {
         for (const at::Tensor& t : first) detail::start_tangent(t);
       }
-      on_pieces(true, world, name_, call);
+      call();
       // LibTorch's autograd does not count the writes of a list operator; it expects the operators that it calls to do
       // so.
       for (const at::Tensor& t : first) {
@@ -439,20 +446,14 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
         if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
       }
     } else {
-      R out;
-      on_pieces(true, world, name_, [&] { out = call(); });
+      R out = call();
       for (std::size_t k = 0; k < out.size(); ++k) {
         const SpecPtr& spec = detail::meta(first[k]).spec;
-        const SpecPtr of_result = of_dtype(spec, out[k].scalar_type());
-        out[k] = detail::wrap(std::move(out[k]), of_result);
+        const bool alike = spec->dtype == out[k].scalar_type() && first[k].is_non_overlapping_and_dense();
+        out[k] = alike ? detail::wrap(std::move(out[k]), spec) : wrap_like(out[k], first[k], *spec);
       }
       return out;
     }
-  }
-
-  static SpecPtr of_dtype(const SpecPtr& spec, at::ScalarType dtype) {
-    if (spec->dtype == dtype) return spec;
-    return intern_spec(spec->mesh, spec->placements, spec->sizes, spec->strides, dtype);
   }
 
   const c10::OperatorHandle op_;

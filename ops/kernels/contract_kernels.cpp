@@ -88,17 +88,38 @@ Placements replicated_on(const DeviceMesh& mesh) {
   return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate());
 }
 
+// Refuses a plain activation without this rank's part of the features that the product sums over. Where it has all of
+// them and parts have one size, every rank sees that. Any other number this rank alone may have, so that it fails the
+// job.
+void check_features(const at::Tensor& piece, const std::vector<int64_t>& shape, const Placements& placements,
+                    const Contract& contract, const DeviceMesh& mesh, std::string_view op) {
+  const int64_t all = shape.back(), given = piece.size(-1), ranks = mesh.size(contract.mesh_dim);
+  if (!mesh.is_member() || given * ranks == all) return;
+  const int64_t mine = intern_spec(mesh, placements, shape, piece.scalar_type())->local_sizes.back();
+  if (given == mine) return;
+  const std::string where = fmt::format("{} with {}", op, by(contract));
+  const std::string text = fmt::format(
+      "a plain input counts as this rank's piece {}, of {} of the {} features that the product sums over, and [{}] has "
+      "{}; if it is the whole, give the style input_layouts = Replicate(), else pass this rank's piece, or a DTensor",
+      to_string(contract.input), mine, all, fmt::join(piece.sizes(), ", "), given);
+  if (given != all || mine * ranks != all) mesh.world().fail(where, text);
+  throw std::invalid_argument(where + ": " + text);
+}
+
 // Returns the global shape of a plain activation that is a piece. If its last dimension is the one that the product
 // sums over, the parameter tells its size.
-std::vector<int64_t> global_shape(const at::Tensor& piece, const Placements& placements, const DeviceMesh& mesh,
+std::vector<int64_t> global_shape(const at::Tensor& piece, const Placements& placements, const Contract& contract,
                                   const at::Tensor& parameter, std::string_view op) {
+  const DeviceMesh& mesh = mesh_of(parameter);
   std::vector<int64_t> shape = piece.sizes().vec();
-  for (std::size_t i = 0; i < placements.size(); ++i) {
-    if (!placements[i].is_shard()) continue;
-    const int64_t dim = placements[i].tensor_dim();
-    const bool summed = (op == "matmul" || op == "addmm") && dim == piece.dim() - 1;
-    int64_t& size = shape.at(static_cast<std::size_t>(dim));
-    size = summed ? parameter.size(0) : size * mesh.size(static_cast<int64_t>(i));
+  const Placement& cut = placements.at(static_cast<std::size_t>(contract.mesh_dim));
+  if (!cut.is_shard()) return shape;
+  int64_t& size = shape.at(static_cast<std::size_t>(cut.tensor_dim()));
+  if ((op == "matmul" || op == "addmm") && cut.tensor_dim() == piece.dim() - 1) {
+    size = parameter.size(0);
+    check_features(piece, shape, placements, contract, mesh, op);
+  } else {
+    size *= mesh.size(contract.mesh_dim);
   }
   return shape;
 }
@@ -117,7 +138,7 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
       normalize(as_contract_says(replicated_on(mesh), contract, contract.input, piece.sizes(), op, "plain input"),
                 mesh.mesh(), piece.dim(), fmt::format("{} with {}", op, contract.path));
   FromLocalOptions options;
-  options.shape = global_shape(piece, placements, mesh, parameter, op);
+  options.shape = global_shape(piece, placements, contract, parameter, op);
   return from_local(piece, mesh, placements, options);
 }
 

@@ -240,9 +240,13 @@ void keep_joined(OpRule& rule, const OpCall& call, int64_t dim) {
     if (from[j].size() != to.size()) return;
     if (j > 0) to[static_cast<std::size_t>(dim)] += from[j][static_cast<std::size_t>(dim)];
   }
-  rule.outputs_for = [from = std::move(from), to = std::move(to), dim](
+  // A term that is converted before it is reduced may overflow at another value.
+  const bool converts =
+      std::ranges::any_of(call.inputs, [&](const TensorInfo& input) { return input.dtype != call.inputs[0].dtype; });
+  rule.outputs_for = [from = std::move(from), to = std::move(to), dim, converts](
                          const std::vector<Placements>& inputs,
                          std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
+    if (converts && std::ranges::any_of(inputs, any_partial)) return std::nullopt;
     std::optional<Placements> layout = joined_layout(from, to, dim, inputs, mesh_shape);
     if (!layout) return std::nullopt;
     return std::vector<Placements>{*std::move(layout)};

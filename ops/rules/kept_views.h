@@ -23,7 +23,7 @@ void keep_gradient(OpRule& rule, const OpCall& call, const std::vector<int64_t>&
                    std::optional<int64_t> start = {});
 
 // Sets OpRule::outputs_for for an operator that concatenates all its inputs along `dim`: each rank concatenates its
-// pieces.
+// pieces. What is pending is reduced first where the inputs' dtypes differ.
 //   q, k, v of 8 features each as S(-1) over 2 ranks -> BC(-1, 4)
 void keep_joined(OpRule& rule, const OpCall& call, int64_t dim);
 

@@ -46,10 +46,22 @@ Labels without(const Labels& labels, std::span<const int64_t> dims) {
   return out;
 }
 
+namespace {
+
+// Says whether the greatest numbers of `type` are far below those of the wider floating dtypes.
+bool is_short_of_range(at::ScalarType type) {
+  const at::ScalarType real = c10::toRealValueType(type);
+  return c10::isReducedFloatingType(real) && real != at::kBFloat16;
+}
+
+}  // namespace
+
 bool converts_termwise(at::ScalarType from, at::ScalarType to) {
   if (from == at::kBool) return false;
   if (from == to) return true;
-  return (at::isFloatingType(from) || at::isComplexType(from)) && (at::isFloatingType(to) || at::isComplexType(to));
+  const auto floating = [](at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); };
+  if (!floating(from) || !floating(to)) return false;
+  return !is_short_of_range(to) || c10::toRealValueType(from) == c10::toRealValueType(to);
 }
 
 void add_linear_where_exact(OpRule& rule, const OpCall& call, const std::vector<std::vector<std::size_t>>& groups) {
@@ -77,9 +89,8 @@ OpRule whole_dims(const OpCall& call, const std::vector<int64_t>& whole) {
 void add_joint(OpRule& rule, const OpCall& call) {
   std::vector<std::size_t> all(call.inputs.size());
   std::iota(all.begin(), all.end(), std::size_t{0});
-  for (const TensorInfo& input : call.inputs) {
-    if (input.dtype != call.inputs[0].dtype) return;
-  }
+  const auto differs = [&](const TensorInfo& info) { return info.dtype != call.inputs[0].dtype; };
+  if (std::ranges::any_of(call.inputs, differs) || std::ranges::any_of(call.outputs, differs)) return;
   for (const ReduceOp op : kPlainReductions)
     rule.strategies.push_back(pass_partial(all.size(), num_outputs(call), all, op));
 }

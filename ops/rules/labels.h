@@ -26,7 +26,8 @@ Labels without(const Labels& labels, std::span<const int64_t> dims);
 // Returns whether terms of a sum may be converted from dtype `from` to `to` before they are reduced. Conversions to or
 // from integers are not allowed, since integers overflow at other values, nor is bool as a source, since a sum of bools
 // counts. Conversions between floating dtypes are: rounding each term may change the sum, which a caller who asks for a
-// narrower dtype accepts.
+// narrower dtype accepts. But none is to float16 or float8 from another one: terms of a small sum might become infinite
+// there, and add up to NaN.
 bool converts_termwise(at::ScalarType from, at::ScalarType to);
 
 // Calls add_linear for the groups whose inputs can all be converted term by term to the first result's dtype.
@@ -47,8 +48,8 @@ OpRule moved(const OpCall& call, const std::vector<Labels>& inputs, const Labels
 // Returns the same where every result has the input's dimensions and those in `whole` are not cut.
 OpRule whole_dims(const OpCall& call, const std::vector<int64_t>& whole);
 
-// Adds strategies in which all inputs are Partial by the same reduction, if all have one dtype. It is for operators
-// that take each result element from one of the inputs.
+// Adds strategies in which all inputs are Partial by the same reduction, if they and the results have one dtype. It is
+// for operators that take each result element from one of the inputs.
 void add_joint(OpRule& rule, const OpCall& call);
 
 // Adds strategies in which input 0 is pending while `value` replaces some of its elements: one for each reduction whose

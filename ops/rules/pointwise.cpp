@@ -1,11 +1,9 @@
 #include <algorithm>
-#include <array>
 #include <optional>
 
 #include "tessera/ops/rules/labels.h"
 
-// This file has the rules of operators that compute each element of the result from one element of every (broadcast)
-// input.
+// This file has the rules of operators that compute each element from one element of every (broadcast) input.
 namespace tessera::rules {
 namespace {
 
@@ -121,14 +119,15 @@ OpRule plus_product_of_tensors(const OpCall& call) {
   return rule;
 }
 
-// These are linear in the first two inputs together, such as a + b / c, a + (b - a) c, or a complex number's parts.
+// These are linear in the first two inputs together, such as a + b / c with a number c, or a + (b - a) c.
 OpRule linear_in_two(const OpCall& call) {
   OpRule rule = plain(call);
   add_linear_where_exact(rule, call, {{0, 1}});
   return rule;
 }
 
-// The operator is linear in each of its tensors while the others are replicated.
+// The operator is linear in each of its tensors while the others are replicated. These are taken to hold no infinity,
+// by which terms of both signs would give NaN; the dispatcher looks at single numbers alone.
 OpRule product_of_tensors(const OpCall& call) {
   OpRule rule = plain(call);
   for (std::size_t i = 0; i < call.inputs.size(); ++i) add_linear_where_exact(rule, call, {{i}});
@@ -144,10 +143,20 @@ OpRule negated(const OpCall& call) {
   return rule;
 }
 
+bool is_number(const TensorInfo& info) {
+  return std::ranges::all_of(info.sizes, [](int64_t size) { return size == 1; });
+}
+
+// Terms may be divided by one number, since the dispatcher reduces them first where it may be 0. A tensor often has a 0
+// somewhere, and terms of both signs divided by it add up to NaN where their sum gives an infinity.
 OpRule quotient(const OpCall& call) {
   const bool rounds = call.has_arg("rounding_mode") && !call.arg("rounding_mode").isNone();
-  return rounds ? plain(call) : linear_in_first(call);
+  const bool by_tensor = call.inputs.size() == 2 && !is_number(call.inputs[1]);
+  return rounds || by_tensor ? plain(call) : linear_in_first(call);
 }
+
+// Inputs (a, b, c) give a + b / c.
+OpRule plus_quotient(const OpCall& call) { return is_number(call.inputs.at(2)) ? linear_in_two(call) : plain(call); }
 
 template <ReduceOp op>
 OpRule extremum_of_tensors(const OpCall& call) {
@@ -301,7 +310,7 @@ constexpr RuleEntry kSpecial[] = {
     {"maximum", extremum_of_tensors<ReduceOp::kMax>},
     {"minimum", extremum_of_tensors<ReduceOp::kMin>},
     {"addcmul", plus_product_of_tensors},
-    {"addcdiv", linear_in_two},
+    {"addcdiv", plus_quotient},
     {"lerp", linear_in_two},
     {"neg", negated},
     {"masked_fill", masked_fill},
@@ -317,15 +326,13 @@ constexpr std::string_view kMovement =
 
 constexpr std::string_view kLinearInFirst =
     "_neg_view _neg_view_copy _conj _conj_copy _conj_physical conj_physical deg2rad rad2deg native_dropout_backward "
-    "gelu_backward "
-    "silu_backward sigmoid_backward tanh_backward threshold_backward hardtanh_backward leaky_relu_backward "
-    "elu_backward softplus_backward hardsigmoid_backward hardswish_backward mish_backward hardshrink_backward "
-    "softshrink_backward logit_backward ";
+    "gelu_backward silu_backward sigmoid_backward tanh_backward threshold_backward hardtanh_backward "
+    "leaky_relu_backward elu_backward softplus_backward hardsigmoid_backward hardswish_backward mish_backward "
+    "hardshrink_backward softshrink_backward ";
 
 constexpr std::string_view kRising =
     "asinh atan ceil clamp clamp_max clamp_min erf exp exp2 expm1 floor hardsigmoid hardtanh relu round sigmoid sinh "
-    "tanh "
-    "trunc ";
+    "tanh trunc ";
 
 constexpr std::string_view kLosses = "mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss ";
 constexpr std::string_view kLossesBackward =
@@ -337,27 +344,23 @@ constexpr std::string_view kPredicates =
 
 constexpr std::string_view kPlain =
     // These take one tensor.
-    "abs acos acosh angle asin atanh bitwise_not cos cosh digamma erfc erfinv "
-    "frac frexp i0 lgamma log log10 log1p log2 logit mvlgamma "
-    "nan_to_num polygamma reciprocal rsqrt sgn sign sin sinc sqrt tan "
-    "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr "
-    "special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_modified_bessel_i0 "
-    "special_modified_bessel_i1 "
+    "abs acos acosh angle asin atanh bitwise_not cos cosh digamma erfc erfinv frac frexp i0 lgamma log log10 log1p "
+    "log2 logit mvlgamma nan_to_num polygamma reciprocal rsqrt sgn sign sin sinc sqrt tan special_airy_ai "
+    "special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr special_erfcx special_i0e "
+    "special_i1 special_i1e special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1 "
     "special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0 "
     "special_scaled_modified_bessel_k1 special_spherical_bessel_j0 "
     // These are activations.
-    "celu elu gelu hardshrink hardswish leaky_relu mish silu softplus "
-    "softshrink threshold _prelu_kernel "
-    // These take two tensors, or a tensor and a number.
-    "atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor "
-    "__ilshift__ __irshift__ copysign floor_divide fmax fmin fmod gcd heaviside hypot igamma igammac lcm "
-    "logaddexp logaddexp2 nextafter pow remainder "
+    "celu elu gelu hardshrink hardswish leaky_relu mish silu softplus softshrink threshold _prelu_kernel "
+    // These take two tensors, or a tensor and a number. logit_backward multiplies by an infinity at 0 and 1.
+    "atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor __ilshift__ __irshift__ copysign "
+    "floor_divide fmax fmin fmod gcd heaviside hypot igamma igammac lcm logaddexp logaddexp2 nextafter pow remainder "
     "_add_relu special_xlog1py special_zeta xlogy rrelu_with_noise_backward _standard_gamma_grad "
     "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
     "special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he "
     "special_laguerre_polynomial_l special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t "
     "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
-    "special_shifted_chebyshev_polynomial_w ";
+    "special_shifted_chebyshev_polynomial_w logit_backward ";
 
 // `names` has a space after each.
 void append(std::vector<RuleEntry>& table, std::string_view names, RuleFn rule) {

@@ -150,6 +150,10 @@ OpRule extremum(const OpCall& call) {
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end())
     return {};  // nothing to choose from: LibTorch throws its own error
   OpRule rule = by_terms(call, op, call.inputs.at(0).dtype, "extremum");
+  // A sum that is pending is reduced into any cut in the same time; one of a dimension that stays leaves nothing
+  // pending.
+  std::stable_partition(rule.strategies.begin(), rule.strategies.end(),
+                        [](const Strategy& strategy) { return !strategy.outputs[0].is_partial(); });
   rule.strategies.push_back(pass_partial(1, 1, {0}, op));
   return rule;
 }

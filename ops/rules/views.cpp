@@ -151,10 +151,12 @@ OpRule view_as_complex(const OpCall& call) {
 int64_t size_of(const Sizes& sizes, int64_t dim) { return sizes.at(static_cast<std::size_t>(dim)); }
 bool same_size(const Sizes& a, const Sizes& b, int64_t dim) { return size_of(a, dim) == size_of(b, dim); }
 
-// This is also the rule of narrow_copy, which names the length of the part.
+// This is also the rule of narrow_copy, which names the length of the part: even where that is everything, a piece does
+// not have it.
 OpRule slice(const OpCall& call) {
   const int64_t dim = call.dim("dim", ndim(call));
-  const bool everything = !call.outputs.empty() && same_size(call.outputs[0].sizes, call.inputs.at(0).sizes, dim);
+  const bool everything = !call.has_arg("length") && !call.outputs.empty() &&
+                          same_size(call.outputs[0].sizes, call.inputs.at(0).sizes, dim);
   OpRule rule = whole_dims(call, everything ? Sizes{} : Sizes{dim});
   if (!everything && !call.outputs.empty()) {
     const int64_t start = slice_start(call.arg("start").toOptional<int64_t>(), size_of(call.inputs[0].sizes, dim));

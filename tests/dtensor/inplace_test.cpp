@@ -252,3 +252,62 @@ TESSERA_RANKS_TEST_CASE("a view of what was written since is read without gradie
   const c10::AutoGradMode no_gradient(false);
   CHECK(close(full_tensor(view.detach()), sample({4, 3}).select(1, 0)));
 }
+
+TESSERA_RANKS_TEST_CASE("what a list operator refuses of the dtypes is thrown on every rank, and the job goes on",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  std::vector<at::Tensor> integers = {spread(whole_numbers({5, 3}, at::kLong), mesh, {S0})};
+  const std::vector<at::Tensor> elsewhere = {spread(sample({5, 3}), mesh, {S1})};
+  const auto cannot = doctest::Contains("can't be cast to the desired output type Long");
+  CHECK_THROWS_WITH(at::_foreach_add_(integers, 0.5), cannot);
+  CHECK_THROWS_WITH(at::_foreach_sqrt_(integers), cannot);
+  CHECK_THROWS_WITH(at::_foreach_add_(integers, elsewhere), cannot);
+  CHECK(same(full_tensor(integers[0]), whole_numbers({5, 3}, at::kLong)));
+}
+
+TESSERA_RANKS_TEST_CASE("results of a list operator on an expanded tensor are dense, as LibTorch's are", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({8}), rows = sample({4, 8}, 1);
+  for (const Placement& placement : {R, S0}) {
+    CAPTURE(to_string(placement));
+    const std::vector<at::Tensor> wide = {spread(x, mesh, {placement}).expand({4, 8})};
+    for (const at::ScalarType dtype : {at::kDouble, at::kComplexDouble}) {
+      const std::vector<at::Tensor> other = {spread(rows, mesh, {S0}).to(dtype)};
+      const at::Tensor product = at::_foreach_mul(wide, 2)[0], sum = at::_foreach_add(wide, other)[0];
+      CHECK(product.is_contiguous());
+      CHECK(sum.is_contiguous());
+      CHECK(close(full_tensor(product.add_(1)), (x.expand({4, 8}) * 2 + 1)));
+      CHECK(close(full_tensor(sum.add_(1).view({32})), (x + rows + 1).to(dtype).view({32})));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("out= of an operator that decomposes casts as LibTorch does, and has no derivative", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor a = spread(sample({5, 3}), mesh, {S0}), b = spread(sample({5, 3}, 1), mesh, {R});
+  at::Tensor integers = spread(whole_numbers({5, 3}, at::kLong), mesh, {S0});
+  CHECK_THROWS_WITH_AS(at::divide_out(integers, a, b),
+                       doctest::Contains("result type Double can't be cast to the desired output type Long"),
+                       std::invalid_argument);
+  CHECK(same(full_tensor(integers), whole_numbers({5, 3}, at::kLong)));
+  at::Tensor floats = spread(at::zeros({5, 3}, on(at::kFloat)), mesh, {S1});
+  at::divide_out(floats, a, b);
+  CHECK(close(full_tensor(floats), (sample({5, 3}) / sample({5, 3}, 1)).to(at::kFloat)));
+  at::Tensor joined = spread(at::zeros({10, 3}, on(at::kDouble)), mesh, {R});
+  CHECK_THROWS_WITH_AS(at::concat_out(joined, {a, leaf(sample({5, 3}), mesh, {S0})}),
+                       doctest::Contains("aten::concat: out= has no derivative"), std::invalid_argument);
+}
+
+TESSERA_RANKS_TEST_CASE("a plain number in which a hook adds up numbers stays plain", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  for (const Placement& placement : {R, S0, P}) {
+    CAPTURE(to_string(placement));
+    const at::Tensor w = leaf(sample({5, 3}), mesh, {placement});
+    at::Tensor total = at::zeros({}, on(at::kDouble));
+    w.register_hook([&](const at::Tensor& gradient) { total.add_(gradient.square().sum()).mul_(2); });
+    for (int pass = 0; pass < 2; ++pass) (w * w).sum().backward();
+    CHECK_FALSE(is_dtensor(total));
+    const at::Tensor once = sample({5, 3}).mul(2).square().sum();
+    CHECK(close(total, (once * 2 + once) * 2));
+  }
+}

@@ -1,13 +1,20 @@
-// Tests pointwise operators and reductions on DTensors of many layouts against plain tensors.
+// Tests pointwise operators and reductions on DTensors of many layouts against plain tensors, and when pending terms
+// are reduced.
+
+#include <array>
+#include <limits>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/op_check.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -154,4 +161,104 @@ TESSERA_RANKS_TEST_CASE("reductions, empty pieces among them", {1, 2, 3, 4}) {
                    x[0].any()};
   }));
   check_ops(cases, 6);
+}
+
+TESSERA_RANKS_TEST_CASE("terms are reduced before a zero or non-finite number would make each of them NaN", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const double infinity = std::numeric_limits<double>::infinity();
+  const at::Tensor x = at::tensor({3.0, 0.0, 0.0, -1.0}, on(at::kDouble));
+  const at::Tensor terms = spread(x, mesh, {Partial()}), total = spread(x, mesh, {S0}).sum();
+  CHECK(at::equal(full_tensor(total / 0), x.sum() / 0));
+  CHECK(at::equal(full_tensor(total * infinity), x.sum() * infinity));
+  const at::Tensor halves = full_tensor(terms * infinity);
+  CHECK(halves[0].item<double>() == infinity);
+  CHECK(halves[3].item<double>() == -infinity);
+  CHECK(placements_of(terms * 2) == Placements{Partial()});
+  CHECK(placements_of(terms / 2) == Placements{Partial()});
+  CHECK(at::allclose(full_tensor(terms * 0), x * 0));
+  const at::Tensor none = distribute_tensor(at::zeros({}, on(at::kDouble)), mesh, {R});
+  CHECK(at::equal(full_tensor(total / none), x.sum() / 0));
+  // A threshold and a fill multiply nothing.
+  CHECK(placements_of(at::threshold_backward(terms, spread(x, mesh, {R}), 0)) == Placements{Partial()});
+  // Terms of both signs are divided by the zeros of a tensor, and by a zero that is pending itself.
+  const at::Tensor some = at::tensor({2.0, 0.0, 4.0, 0.0}, on(at::kDouble)), divisor = spread(some, mesh, {R});
+  CHECK(close(full_tensor(terms / divisor), x / some));
+  CHECK(close(full_tensor(at::addcdiv(terms, terms, divisor, 0.5)), at::addcdiv(x, x, some, 0.5)));
+  CHECK(close(full_tensor(total / spread(at::zeros({}, on(at::kDouble)), mesh, {Partial()})), x.sum() / 0));
+  const at::Tensor one = spread(at::ones({1}, on(at::kDouble)), mesh, {R});
+  const bool is_read = device().is_cpu();
+  CHECK(placements_of(terms / one)[0].is_partial() == is_read);
+  CHECK(placements_of(at::addcdiv(terms, terms, one))[0].is_partial() == is_read);
+  const at::Tensor inside = at::tensor({0.25, 1.0, 0.5, 0.0}, on(at::kDouble));
+  CHECK(close(full_tensor(at::logit_backward(terms, spread(inside, mesh, {R}))), at::logit_backward(x, inside)));
+}
+
+TESSERA_RANKS_TEST_CASE("a plain number that differs from rank to rank does not decide what is communicated", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor terms = spread(sample({4}), mesh, {Partial()});
+  const at::Tensor mine = at::scalar_tensor(mesh.local_rank(0), on(at::kDouble));
+  const at::Tensor product = terms * mine;  // on the first rank by 0
+  CHECK_FALSE(placements_of(product)[0].is_partial());
+  CHECK(close(to_local(redistribute(product, {R})).isfinite(), at::ones({4}, on(at::kBool))));
+}
+
+TESSERA_RANKS_TEST_CASE("terms that are larger than float16 holds are reduced before they are converted to it",
+                        {2, 3}) {
+  const DeviceMesh mesh = line();
+  const auto me = static_cast<std::size_t>(mesh.local_rank(0));
+  const double term = std::array{1e5, -99'990.0, 0.0}.at(me);
+  const at::Tensor want = at::full({4}, 10.0, on(at::kHalf));
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const at::Tensor terms = from_local(at::full({4}, term, on(dtype)), mesh, {P});
+    CHECK(same(full_tensor(terms.to(at::kHalf)), want));
+    CHECK(same(full_tensor(at::sum(terms, at::kHalf)), at::full({}, 40.0, on(at::kHalf))));
+    CHECK(same(full_tensor(from_local(at::zeros({4}, on(at::kHalf)), mesh, {P}).copy_(terms)), want));
+    CHECK(placements_of(terms.to(at::kBFloat16)) == Placements{P});
+  }
+  const at::Tensor largest = from_local(at::full({4}, 1e5, on(at::kFloat)), mesh, {Partial(ReduceOp::kMax)});
+  CHECK(placements_of(largest.to(at::kHalf)) == Placements{Partial(ReduceOp::kMax)});
+}
+
+TESSERA_RANKS_TEST_CASE("terms are reduced in their own dtype before they are joined with terms of another one", {4}) {
+  const DeviceMesh mesh = mesh_over({2, 2});
+  const bool first = mesh.local_rank(1) == 0;
+  const at::Tensor bytes = from_local(at::full({2, 3}, first ? 200 : 100, on(at::kByte)), mesh, {S0, P});
+  const at::Tensor floats = from_local(at::full({2, 3}, first ? 1.5 : 2.0, on(at::kFloat)), mesh, {S0, P});
+  CHECK(same(full_tensor(at::cat({bytes, floats}, 1)), at::cat({full_tensor(bytes), full_tensor(floats)}, 1)));
+  CHECK(placements_of(at::cat({floats, floats}, 1)) == Placements{S0, P});
+  at::Tensor out = spread(at::zeros({4, 6}, on(at::kInt)), mesh, {S0, P});
+  at::cat_out(out, {bytes, bytes}, 1);
+  CHECK(same(full_tensor(out), at::cat({full_tensor(bytes), full_tensor(bytes)}, 1).to(at::kInt)));
+}
+
+TESSERA_RANKS_TEST_CASE("what is compared with its extremum in backward is reduced once, in forward", {2, 3}) {
+  const DeviceMesh mesh = line();
+  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  using Reduce = at::Tensor (*)(const at::Tensor&);
+  constexpr Reduce kReductions[] = {
+      [](const at::Tensor& t) { return at::amax(t, {0}); },
+      [](const at::Tensor& t) { return at::amin(t, {1}, true); },
+      [](const at::Tensor& t) { return t.max(); },
+      [](const at::Tensor& t) { return t.min(); },
+      [](const at::Tensor& t) { return t.norm(kInfinity); },
+      [](const at::Tensor& t) { return at::linalg_vector_norm(t, -kInfinity, at::IntArrayRef{0}); }};
+  constexpr int64_t kBytes = 6 * 4 * 8;
+  for (std::size_t i = 0; i < std::size(kReductions); ++i) {
+    CAPTURE(i);
+    const at::Tensor plain = leaf(sample({6, 4})), x = leaf(sample({6, 4}), mesh, {P});
+    kReductions[i](plain).square().sum().backward();
+    CommCounter counter(mesh);
+    const at::Tensor result = kReductions[i](x);
+    CHECK(counter.bytes("all_reduce") + counter.bytes("reduce_scatter") >= kBytes);
+    const at::Tensor loss = result.square().sum();
+    counter.reset();
+    loss.backward();
+    CHECK(counter.bytes("all_reduce") + counter.bytes("reduce_scatter") < kBytes);
+    CHECK(close(full_tensor(x.grad()), plain.grad()));
+  }
+  const at::Tensor x = leaf(sample({6, 4}), mesh, {P});
+  // Cut along a dimension that stays, the result is not pending.
+  CHECK(placements_of(at::amax(x.detach(), {0})) == Placements{S0});
+  const Strict strict;
+  CHECK_THROWS_WITH(x.max(), doctest::Contains("aten::max: would communicate on its own"));
 }

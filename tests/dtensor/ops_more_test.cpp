@@ -290,23 +290,16 @@ TESSERA_RANKS_TEST_CASE(
   CHECK(close(full_tensor(terms.median()), sample({5, 3}).median()));
 }
 
-TESSERA_RANKS_TEST_CASE("terms are reduced before a zero or non-finite number would make each of them NaN", {2, 3}) {
-  const DeviceMesh mesh = line();
-  const double infinity = std::numeric_limits<double>::infinity();
-  const at::Tensor x = at::tensor({3.0, 0.0, 0.0, -1.0}, on(at::kDouble));
-  const at::Tensor terms = spread(x, mesh, {Partial()}), total = spread(x, mesh, {S0}).sum();
-  CHECK(at::equal(full_tensor(total / 0), x.sum() / 0));
-  CHECK(at::equal(full_tensor(total * infinity), x.sum() * infinity));
-  const at::Tensor halves = full_tensor(terms * infinity);
-  CHECK(halves[0].item<double>() == infinity);
-  CHECK(halves[3].item<double>() == -infinity);
-  CHECK(placements_of(terms * 2) == Placements{Partial()});
-  CHECK(placements_of(terms / 2) == Placements{Partial()});
-  CHECK(at::allclose(full_tensor(terms * 0), x * 0));
-  const at::Tensor none = distribute_tensor(at::zeros({}, on(at::kDouble)), mesh, {R});
-  CHECK(at::equal(full_tensor(total / none), x.sum() / 0));
-  // A threshold and a fill multiply nothing.
-  CHECK(placements_of(at::threshold_backward(terms, spread(x, mesh, {R}), 0)) == Placements{Partial()});
+TESSERA_RANKS_TEST_CASE("narrow_copy of everything along a dimension that is cut", {2, 3, 4}) {
+  const at::Tensor x = sample({5, 3});
+  for (const Placement& placement : {R, S0, Shard(1), BlockCyclic(0, 1), P}) {
+    CAPTURE(to_string(placement));
+    for (int call = 0; call < 2; ++call) {
+      const at::Tensor copy = at::narrow_copy(spread(x, line(), {placement}), 0, 0, 5);
+      CHECK(close(full_tensor(copy), x));
+      CHECK(placements_of(copy)[0].is_replicate() == placement.is_replicate());
+    }
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("results of an expanded tensor are dense, as LibTorch's are", {1, 2, 3}) {

@@ -390,3 +390,43 @@ TESSERA_RANKS_TEST_CASE("out= of an operator that decomposes does not write a co
   at::Tensor copy = x.view({3, 8});
   CHECK_THROWS_WITH(at::eye_out(copy, 3, 8), doctest::Contains("aten::eye: would write"));
 }
+
+TESSERA_RANKS_TEST_CASE("a view of an inference tensor is one in every mode, and is not saved for a gradient",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor plain = in_mode(true, [] { return sample({4, 6}); });
+  const at::Tensor weight = leaf(sample({4}, 1), mesh, {R});
+  for (const Placement& cut : {S0, S1, R}) {
+    CAPTURE(to_string(cut));
+    const at::Tensor x = in_mode(true, [&] { return spread(plain, mesh, {cut}); });
+    REQUIRE(x.is_inference());
+    for (const View& view : views()) {
+      CAPTURE(view.name);
+      for (int call = 0; call < 2; ++call) CHECK(view.of(x).is_inference());
+    }
+    CHECK_THROWS_WITH(x.t() * weight, doctest::Contains("Inference tensors cannot be saved for backward"));
+    CHECK_THROWS_WITH(x.t().fill_(1), doctest::Contains("Inplace update to inference tensor outside InferenceMode"));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a tensor that is distributed in place under InferenceMode has views", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({3, 6}), values = sample({5, 6}, 1);
+  at::Tensor weight;
+  const auto use = [&] {
+    CHECK(weight.is_inference());
+    CHECK(weight.t().is_inference());
+    for (int call = 0; call < 2; ++call) {
+      CHECK(same(full_tensor(weight.t()), values.t()));
+      CHECK(close(full_tensor(at::linear(spread(x, mesh, {R}), weight)), at::linear(x, values)));
+    }
+  };
+  {
+    const c10::InferenceMode mode;
+    weight = values.clone();
+    distribute_in_place(weight, mesh, {S0}, kNoSource);
+    use();
+    weight.t().mul_(1);
+  }
+  use();
+}

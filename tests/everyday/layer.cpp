@@ -54,7 +54,7 @@ std::vector<Row> layer_rows() {
       EVERYDAY("r/- rr/- sr/g r/- rrr/-", at::cross_entropy_loss(x, classes, {}, at::Reduction::Mean, 2)),
       EVERYDAY("r/- ar/a sr/g r/- arr/a", at::nll_loss(at::log_softmax(x, 1), classes)),
       EVERYDAY("-/- a/aa s/sg -/- a/aa", at::multi_margin_loss(x, classes)),
-      EVERYDAY("-/- ssgg/ggggggggrggr ssggr/ggrgggrgggrrggrr -/- ssgg/ggggggggrggr", at::cosine_similarity(x, y, 1)),
+      EVERYDAY("-/- ssgg/ggggggggrggr ssss/sssgsg -/- ssgg/ggggggggrggr", at::cosine_similarity(x, y, 1)),
       EVERYDAY("-/- s/gg s/gg -/- s/gg", at::pairwise_distance(x, y)),
       EVERYDAY("-/- a/aa s/sg -/- a/aa", at::glu(image, 1)),
       EVERYDAY("-/- -/- -/- -/- -/-", at::dropout(x, 0, true)),

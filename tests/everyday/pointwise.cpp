@@ -61,7 +61,7 @@ std::vector<Row> pointwise_rows() {
       EVERYDAY("-/- -/- s/- -/- -/-", at::remainder(x, 0.7)),
       EVERYDAY("-/- -/- -/- -/- -/-", at::lerp(x, y, 0.3)),
       EVERYDAY("-/- -/- r/rr -/- -/-", at::addcmul(x, x, y, 0.5)),
-      EVERYDAY("-/- -/- sg/sgsg -/- -/-", at::addcdiv(x, x, at::abs(y) + 1, 0.5)),
+      EVERYDAY("-/- -/- sss/sgsg -/- -/-", at::addcdiv(x, x, at::abs(y) + 1, 0.5)),
       EVERYDAY("-/- -/- -/- -/- -/-", at::where(mask, x, y)),
       EVERYDAY("-/- -/- sg/g -/- -/-", at::where(x > 0, x, at::zeros_like(x))),
       EVERYDAY("-/- -/- s/- -/- -/-", x.masked_fill(mask, 2.5)),

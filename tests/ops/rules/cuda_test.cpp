@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include <ATen/record_function.h>
 #include <doctest/doctest.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dispatch/explain_op.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/redistribute/route.h"
@@ -138,6 +140,18 @@ TEST_CASE("a DTensor on a GPU refuses to leave its mesh, and says how to") {
     CHECK_THROWS_WITH_AS(x.to(other), doctest::Contains("full_tensor(x)"), std::invalid_argument);
   }
   CHECK(x.to(kGpu).is_same(x));
+}
+
+TEST_CASE("a plain tensor of the host is refused beside a GPU's DTensor, unless it holds indices") {
+  const at::Tensor x = spread({8, 5}, Shard(0));
+  const ImplicitReplication replicated;
+  for (const char* part :
+       {"aten::add: a plain tensor [5] on cpu among DTensors on cuda", "bring it there by .to(\"cuda"}) {
+    CHECK_THROWS_WITH_AS(at::add(x, at::ones({5})), doctest::Contains(part), std::invalid_argument);
+  }
+  const c10::List<std::optional<at::Tensor>> places({at::zeros({3}, at::kLong)});
+  CHECK_NOTHROW(explain_op("aten::index.Tensor", {x, places}));
+  CHECK_NOTHROW(explain_op("aten::copy_", {x, at::ones({5})}));
 }
 
 TEST_CASE("an LSTM on a GPU runs on the pieces where the batch alone is cut") {

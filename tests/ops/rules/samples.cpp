@@ -85,6 +85,7 @@ std::vector<Sample> view_samples() {
       {"aten::unfold_backward", {x({5, 2, 3}), Ints{5, 6}, 1, 3, 2}},
       {"aten::slice_copy.Tensor", {x({5, 6}), 1, 1, 5, 2}},
       {"aten::narrow_copy", {x({5, 6}), 1, -4, 3}},
+      {"aten::narrow_copy", {at::arange(15, at::kDouble).view({5, 3}), 0, 0, 5}},
       {"aten::select_copy.int", {x({5, 4, 3}), 1, -1}},
       {"aten::split_copy.Tensor", {x({5, 4}), 2, 0}},
       {"aten::split_with_sizes_copy", {x({5, 4}), Ints{1, 3}, -1}},
