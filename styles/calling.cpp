@@ -23,7 +23,8 @@ void BatchCheck::check(const std::string& split_mesh) const {
   throw std::invalid_argument(fmt::format(
       "the parallelized module: its input [{}] is plain, and on the mesh {} with data dimensions nobody can "
       "know which part of the batch it is. Give from_local(piece, mesh, {{Shard(0) on the data "
-      "dimensions}}), or distribute_tensor where each rank has the whole",
+      "dimensions}}), or distribute_tensor where each rank has the whole; where forward does so itself, set "
+      "options.forward_distributes of parallelize_module",
       fmt::join(*plain_, ", "), split_mesh));
 }
 

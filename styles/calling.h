@@ -46,7 +46,7 @@ class BatchCheck {
   }
   template <class... T>
   void see(const std::tuple<T...>& arguments) {
-    std::apply([this](const auto&... each) { (see(each), ...); }, arguments);
+    std::apply([&](const auto&... each) { (see(each), ...); }, arguments);
   }
   // A pointer counts as what it leads to where that is a tensor. Strings, and what can be copied as bytes (numbers,
   // enums, other pointers), hold no tensor. An argument of another type may hold DTensors.

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <ostream>
+#include <stdexcept>
 #include <tuple>
 #include <type_traits>
 #include <typeinfo>
@@ -24,11 +25,19 @@
 // Block is then a holder of Hooked<BlockImpl>, whose forward has BlockImpl's signature: m(x), m->forward(x) and
 // torch::nn::Sequential all run the hooks. BlockImpl::forward must be one function: not a template, not overloaded.
 // Default arguments work in m(x), and in Sequential with FORWARD_HAS_DEFAULT_ARGS; m->forward(x, y) needs all
-// arguments.
+// arguments. BlockImpl::forward gets copies of the arguments that hold tensors, so that no hook changes the caller's;
+// only a tuple that forward takes by a reference which is not const stays the caller's in m->forward(x).
 namespace tessera {
 namespace detail {
 
 // ---- The tensors among values: at::Tensor, std::optional<at::Tensor>, vectors of tensors, and tuples of these.
+
+// Says whether a value of this type may hold such tensors.
+template <class T>
+inline constexpr bool kIsReplaceable = std::is_same_v<T, at::Tensor> || std::is_same_v<T, std::optional<at::Tensor>> ||
+                                       std::is_same_v<T, std::vector<at::Tensor>>;
+template <class... T>
+inline constexpr bool kIsReplaceable<std::tuple<T...>> = (kIsReplaceable<std::remove_cvref_t<T>> || ...);
 
 inline void collect(const at::Tensor& t, std::vector<at::Tensor>& out) { out.push_back(t); }
 inline void collect(const std::optional<at::Tensor>& t, std::vector<at::Tensor>& out) {
@@ -57,18 +66,39 @@ template <class T>
 void put_back(T&, TensorIterator&) {}
 template <class... T>
 void put_back(std::tuple<T...>& values, TensorIterator& from) {
+  static_assert(((!kIsReplaceable<std::remove_cvref_t<T>> || std::is_same_v<T, std::remove_cvref_t<T>>)&&...),
+                "a tuple among the arguments or results of a hooked forward holds its tensors by value, and not const");
   std::apply([&](T&... value) { (put_back(value, from), ...); }, values);
 }
 
-template <class T>
-inline constexpr bool kIsReplaceable = std::is_same_v<T, at::Tensor> || std::is_same_v<T, std::optional<at::Tensor>> ||
-                                       std::is_same_v<T, std::vector<at::Tensor>>;
+// Puts the tensors that were collected from `values`, or others in their places, back into them.
+template <class Values>
+void put_all_back(Values& values, const std::vector<at::Tensor>& tensors) {
+  TensorIterator next = tensors.begin();
+  put_back(values, next);
+  if (next != tensors.end()) {
+    throw std::logic_error(
+        "a hooked forward: a value that tensors were collected from did not take them back; this is an error of "
+        "tessera/styles/hooks.h");
+  }
+}
 
 // Is the type that holds an argument while hooks run: a copy where hooks may replace the value, else the caller's
 // reference.
 template <class Arg>
 using Kept =
     std::conditional_t<std::is_lvalue_reference_v<Arg> && !kIsReplaceable<std::decay_t<Arg>>, Arg, std::decay_t<Arg>>;
+
+template <class T>
+inline constexpr bool kIsTuple = false;
+template <class... T>
+inline constexpr bool kIsTuple<std::tuple<T...>> = true;
+// Does the same for a parameter of forward. A reference to a tuple that forward may write, such as a recurrent state,
+// stays the caller's.
+template <class Parameter>
+using KeptFor =
+    std::conditional_t<std::is_lvalue_reference_v<Parameter> && kIsTuple<std::remove_reference_t<Parameter>>, Parameter,
+                       Kept<Parameter>>;
 
 template <class Impl, class Forward = decltype(&Impl::forward)>
 class HookedForward;
@@ -94,8 +124,7 @@ class HookedBase : public Impl, public Hookable {
     std::vector<at::Tensor> inputs;
     collect(values, inputs);
     run_pre_hooks(inputs);
-    TensorIterator next = inputs.begin();
-    put_back(values, next);
+    put_all_back(values, inputs);
     return after<R>(inputs, values, call);
   }
 
@@ -110,8 +139,7 @@ class HookedBase : public Impl, public Hookable {
       std::decay_t<R> result = call(values);
       collect(result, outputs);
       run_hooks(inputs, outputs);
-      TensorIterator next = outputs.begin();
-      put_back(result, next);
+      put_all_back(result, outputs);
       return result;
     }
   }
@@ -124,9 +152,9 @@ class HookedForward<Impl, R (Class::*)(Args...)> : public HookedBase<Impl> {
   static_assert(!std::is_reference_v<R>, "a hooked forward returns its result by value");
 
   R forward(Args... args) {
-    std::tuple<Kept<Args>...> values(std::forward<Args>(args)...);
+    std::tuple<KeptFor<Args>...> values(std::forward<Args>(args)...);
     return this->template run<R>(values, [this](auto& kept) -> R {
-      return std::apply([this](Kept<Args>&... value) -> R { return Impl::forward(static_cast<Args&&>(value)...); },
+      return std::apply([this](KeptFor<Args>&... value) -> R { return Impl::forward(static_cast<Args&&>(value)...); },
                         kept);
     });
   }

@@ -111,11 +111,20 @@ void check_operators(const Contract& contract) {
   }
 }
 
+std::string text_of(const Contract& contract) {
+  std::string text = fmt::format(", {}: {} -> {}", fmt::join(contract.operators, " "),
+                                 tessera::to_string(contract.input), tessera::to_string(contract.desired));
+  if (contract.output) text += fmt::format(", output {}", tessera::to_string(*contract.output));
+  if (contract.use_local_output) text += ", local output";
+  if (contract.gather_input_again) text += ", input gathered again";
+  return text;
+}
+
 const char* kDone = "is a DTensor already, so another call has parallelized it; let one plan name all styles";
 
 }  // namespace
 
-LayoutPlan::LayoutPlan(DeviceMesh mesh, int64_t tensor_dim, const ModuleTree& tree)
+LayoutPlan::LayoutPlan(DeviceMesh mesh, std::optional<int64_t> tensor_dim, const ModuleTree& tree)
     : mesh_(std::move(mesh)), tensor_dim_(tensor_dim) {
   for (const ModuleNode& node : tree) {
     for (const NamedTensor& item : node.tensors) {
@@ -201,7 +210,7 @@ void LayoutPlan::check() const {
 
 Placements LayoutPlan::placements_of(const TensorPlan& plan) const {
   Placements placements(static_cast<std::size_t>(mesh_.ndim()), Replicate());
-  placements[static_cast<std::size_t>(tensor_dim_)] = plan.placement.value_or(Replicate());
+  if (tensor_dim_) placements[static_cast<std::size_t>(*tensor_dim_)] = plan.placement.value_or(Replicate());
   if (!plan.is_parameter || plan.tensor.dim() == 0) return placements;
   for (const int64_t mesh_dim : sharding_.mesh_dims)
     placements[static_cast<std::size_t>(mesh_dim)] = Shard(0).ordered(1);
@@ -281,9 +290,12 @@ std::vector<BucketedParameter> LayoutPlan::parameters_here() const {
 std::string LayoutPlan::to_string() const {
   std::string text;
   for (const TensorPlan& plan : tensors_) {
-    if (!plan.placement) continue;
-    text += fmt::format("{}  {}  [{}] by {}\n", fmt::join(plan.paths, " = "), tessera::to_string(*plan.placement),
-                        fmt::join(plan.tensor.sizes(), ", "), plan.placed_by);
+    if (!plan.placement && plan.contracts.empty()) continue;
+    text += fmt::format("{}  {}  [{}] by {}", fmt::join(plan.paths, " = "),
+                        tessera::to_string(plan.placement.value_or(Replicate())), fmt::join(plan.tensor.sizes(), ", "),
+                        plan.placed_by);
+    for (const Contract& contract : plan.contracts) text += text_of(contract);
+    text += "\n";
   }
   return text;
 }

@@ -37,7 +37,8 @@ struct TensorPlan {
 //   - no operator is named by two contracts of one entry.
 class LayoutPlan {
  public:
-  LayoutPlan(DeviceMesh mesh, int64_t tensor_dim, const ModuleTree& tree);
+  // Without a `tensor_dim` no placement may be a Shard, and there may be no contract.
+  LayoutPlan(DeviceMesh mesh, std::optional<int64_t> tensor_dim, const ModuleTree& tree);
 
   // Says how parameters are sharded over mesh dimensions that split the batch, if there are any in `mesh_dims`: along
   // dimension 0, after the tensor dimension's shard. They are gathered for operators that use them, as `gather` says.
@@ -70,7 +71,8 @@ class LayoutPlan {
   // Returns the parameters that are on mesh() after `run`, with the layouts of their gradients.
   std::vector<BucketedParameter> parameters_here() const;
 
-  // Prints one line per tensor that a style named: "a.b.weight  S(0)  [8, 4] by a.b (ColwiseParallel)".
+  // Prints one line per tensor that a style named, with its contracts:
+  // "a.b.weight  S(0)  [8, 4] by a.b (ColwiseParallel), matmul addmm: R -> R, output S(-1)".
   std::string to_string() const;
 
  private:
@@ -80,7 +82,7 @@ class LayoutPlan {
   ContractPtr contract_of(const TensorPlan& plan, const std::shared_ptr<GatherSchedule>& schedule) const;
 
   DeviceMesh mesh_;
-  int64_t tensor_dim_;
+  std::optional<int64_t> tensor_dim_;
   DataSharding sharding_;
   std::vector<TensorPlan> tensors_;
   std::map<const void*, std::size_t> index_;

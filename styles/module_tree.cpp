@@ -3,6 +3,8 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
@@ -14,12 +16,24 @@
 namespace tessera {
 namespace {
 
+// Returns the name of the module's class. A TESSERA_MODULE is a tessera::Hooked<BlockImpl>; the user wrote BlockImpl.
+std::string type_of(const torch::nn::Module& module) {
+  constexpr std::string_view kHooked = "tessera::Hooked<";
+  std::string_view type = module.name();
+  if (!type.starts_with(kHooked) || !type.ends_with('>')) return std::string(type);
+  type.remove_prefix(kHooked.size());
+  type.remove_suffix(1);
+  while (type.ends_with(' ')) type.remove_suffix(1);  // "Hooked<Pair<int> >"
+  return std::string(type);
+}
+
 void note_kind(ModuleNode& node) {
   if (node.module->as<torch::nn::LinearImpl>() != nullptr) {
     node.kind = ModuleKind::kLinear;
   } else if (const auto* embedding = node.module->as<torch::nn::EmbeddingImpl>()) {
     node.kind = ModuleKind::kEmbedding;
     node.renormalizes = embedding->options.max_norm().has_value();
+    node.sparse_gradient = embedding->options.sparse();
   } else if (const auto* attention = node.module->as<torch::nn::MultiheadAttentionImpl>()) {
     node.kind = ModuleKind::kAttention;
     node.embed_dim = attention->options.embed_dim();
@@ -33,7 +47,7 @@ std::size_t add_module(ModuleTree& tree, torch::nn::Module& module, const std::s
   const std::size_t index = tree.size();
   ModuleNode& node = tree.emplace_back();
   node.path = path;
-  node.type = module.name();
+  node.type = type_of(module);
   node.module = &module;
   node.identity = &module;
   const at::Tensor weight = assigned_weight(module);
@@ -101,6 +115,15 @@ std::vector<std::size_t> match(const ModuleTree& tree, const std::string& patter
   }
   std::sort(found.begin(), found.end());
   return found;
+}
+
+std::string pattern_of(const std::string& path) {
+  std::string pattern;
+  for (const char c : path) {
+    if (std::string_view("*?[]\\").find(c) != std::string_view::npos) pattern += '\\';
+    pattern += c;
+  }
+  return pattern;
 }
 
 }  // namespace tessera

@@ -29,11 +29,12 @@ struct NamedTensor {
 // Describes one module to plans: its place in the tree, and its own tensors without its children's.
 struct ModuleNode {
   std::string path;  // "layers.0.attn"; "" is the root
-  std::string type;  // "torch::nn::LinearImpl"
+  std::string type;  // "torch::nn::LinearImpl"; of a TESSERA_MODULE the class that the user wrote
   ModuleKind kind = ModuleKind::kOther;
   int64_t embed_dim = 0;                // set for kAttention only
   int64_t num_heads = 0;                // set for kAttention only; 0: a traced module, whose code does not say
   bool renormalizes = false;            // true for an embedding with max_norm, which rewrites rows in forward
+  bool sparse_gradient = false;         // true for an embedding with sparse(true)
   torch::nn::Module* module = nullptr;  // nullptr for a torch::jit::Module
   const void* identity = nullptr;       // a module registered under two names has the same one in both nodes
   // Lists the defined tensors, parameters first. Where a Linear's or Embedding's `weight` member was assigned another
@@ -55,6 +56,8 @@ ModuleTree tree_of(torch::nn::Module& root);
 // root.
 //   "layers.*.attn.w?" -> layers.0.attn.wq, layers.0.attn.wk, layers.1.attn.wq, ...
 std::vector<std::size_t> match(const ModuleTree& tree, const std::string& pattern);
+// Returns the pattern that matches this path alone, whatever characters a name has: fc[1] -> fc\[1\].
+std::string pattern_of(const std::string& path);
 
 // Returns the path, or "the root module" for "".
 std::string shown_path(const std::string& path);

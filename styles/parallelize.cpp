@@ -21,18 +21,37 @@
 namespace tessera {
 namespace {
 
-int64_t tensor_dim_of(const DeviceMesh& mesh, const ParallelizeOptions& options) {
+// Says whether a parameter is a DTensor on this mesh already, cut.
+bool has_part_on(const ModuleTree& tree, const DeviceMesh& mesh) {
+  const auto is_part = [&](const NamedTensor& item) {
+    return item.is_parameter && is_dtensor(item.tensor) && spec_of(item.tensor).sharded &&
+           mesh_of(item.tensor).mesh() == mesh.mesh();
+  };
+  return std::ranges::any_of(tree, [&](const ModuleNode& node) { return std::ranges::any_of(node.tensors, is_part); });
+}
+
+// Returns the mesh dimension that styles cut over; nullopt where all mesh dimensions split the batch.
+std::optional<int64_t> tensor_dim_of(const DeviceMesh& mesh, const ModuleTree& tree, const ParallelPlan& plan,
+                                     const ParallelizeOptions& options) {
   if (options.tensor_dim) return mesh.mesh().normalize(*options.tensor_dim);
-  if (mesh.ndim() == 1) return 0;
+  if (options.data_dims && static_cast<int64_t>(options.data_dims->size()) == mesh.ndim()) return std::nullopt;
   const std::vector<std::string>& names = mesh.mesh().names();
   const auto tp = std::find(names.begin(), names.end(), "tp");
   if (tp != names.end()) return tp - names.begin();
-  throw std::invalid_argument(
-      fmt::format("parallelize_module: the mesh {} has {} dimensions and none called tp; give options.tensor_dim",
-                  mesh.mesh().to_string(), mesh.ndim()));
+  if (mesh.ndim() > 1) {
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: the mesh {} has {} dimensions and none called tp; give options.tensor_dim, or "
+                    "list all of them in options.data_dims",
+                    mesh.mesh().to_string(), mesh.ndim()));
+  }
+  // Where no style cuts anything, a mesh such as {dp: 4} says that its ranks have different parts of the batch.
+  // Where layers of the module are on it already, it is theirs.
+  if (plan.empty() && !names.empty() && !options.data_dims && !has_part_on(tree, mesh)) return std::nullopt;
+  return 0;
 }
 
-std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptions& options, int64_t tensor_dim) {
+std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptions& options,
+                                  std::optional<int64_t> tensor_dim) {
   std::vector<int64_t> dims;
   if (!options.data_dims) {
     for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
@@ -54,19 +73,33 @@ std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptio
   return dims;
 }
 
+// Without data_placement parameters are whole on the data dimensions, and these two options would change nothing.
+void check_unsharded(const ParallelizeOptions& options) {
+  const bool staged = options.zero_stage != ParallelizeOptions().zero_stage;
+  if (!staged && !options.shard_dims) return;
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: {} without data_placement, which says that parameters are sharded over the data "
+                  "dimensions; give data_placement = Shard(0) too, or leave it out",
+                  staged ? fmt::format("zero_stage {}", options.zero_stage)
+                         : fmt::format("shard_dims [{}]", fmt::join(*options.shard_dims, ", "))));
+}
+
 // Returns the mesh dimensions over which parameters are sharded to save memory: none without data_placement, else all
 // data dimensions or those of them that the options list.
 std::vector<int64_t> shard_dims_of(const DeviceMesh& mesh, const ParallelizeOptions& options,
                                    const std::vector<int64_t>& data_dims) {
-  if (!options.data_placement || options.data_placement->is_replicate()) return {};
+  if (!options.data_placement || options.data_placement->is_replicate()) {
+    check_unsharded(options);
+    return {};
+  }
   if (*options.data_placement != Shard(0)) {
     throw std::invalid_argument(fmt::format("parallelize_module: data_placement {}; give Shard(0), or Replicate()",
                                             tessera::to_string(*options.data_placement)));
   }
   if (data_dims.empty()) {
     throw std::invalid_argument(
-        fmt::format("parallelize_module: data_placement is given for the mesh {}, which has no data dimension; give a "
-                    "mesh of two dimensions, such as {{dp: 4, tp: 1}}, or name options.data_dims",
+        fmt::format("parallelize_module: data_placement is given for the mesh {}, which has no data dimension; list "
+                    "the mesh dimensions that split the batch in options.data_dims, or leave data_placement out",
                     mesh.mesh().to_string()));
   }
   if (!options.shard_dims) return data_dims;
@@ -134,6 +167,50 @@ void check_optimizers(const LayoutPlan& plan, const ParallelizeOptions& options)
   }
 }
 
+// LibTorch's kernel for such a gradient does not take a DTensor, so that backward would fail. Without gradient mode the
+// module is taken to be for inference.
+void check_embeddings(const ModuleTree& tree) {
+  for (const ModuleNode& node : tree) {
+    const bool trained =
+        std::ranges::any_of(node.tensors, [](const NamedTensor& item) { return item.tensor.requires_grad(); });
+    if (!node.sparse_gradient || !trained || !at::GradMode::is_enabled()) continue;
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: {} is an Embedding with sparse(true), and a DTensor cannot have a sparse "
+                    "gradient; give sparse(false), or set requires_grad of its weight to false",
+                    shown_path(node.path)));
+  }
+}
+
+// Says whether `part` has some ranks of a group along `dim` and lacks others. It is the same on every rank.
+bool cuts_groups(const Mesh& part, const Mesh& mesh, int64_t dim) {
+  std::map<std::vector<int64_t>, bool> has;  // for each group, by its coordinate on the other dimensions
+  for (const int64_t rank : mesh.ranks()) {
+    std::vector<int64_t> group = *mesh.coordinate_of(rank);
+    group[static_cast<std::size_t>(dim)] = 0;
+    const bool here = part.coordinate_of(rank).has_value();
+    if (has.try_emplace(group, here).first->second != here) return true;
+  }
+  return false;
+}
+
+// A parameter may be a DTensor already, on another mesh, such as that of a layer on mesh["tp"]. Its gradient is then
+// reduced over that mesh alone.
+void check_meshes(const LayoutPlan& plan, const DeviceMesh& mesh, const std::vector<int64_t>& data_dims) {
+  for (const TensorPlan& each : plan.tensors()) {
+    if (!each.is_parameter || !each.tensor.requires_grad() || !is_dtensor(each.tensor)) continue;
+    const Mesh& its = mesh_of(each.tensor).mesh();
+    if (its == mesh.mesh()) continue;
+    for (const int64_t dim : data_dims) {
+      if (!cuts_groups(its, mesh.mesh(), dim)) continue;
+      throw std::invalid_argument(fmt::format(
+          "parallelize_module: the parameter {} is a DTensor on the mesh {}, which lacks ranks along {} of {}: its "
+          "gradient would not be reduced over them. Let the plan give a style to a plain module in its place; or set "
+          "requires_grad after this call, and reduce the gradient yourself",
+          each.paths.front(), its.to_string(), mesh.mesh_dim_name(dim), mesh.mesh().to_string()));
+    }
+  }
+}
+
 std::string child_names(const ModuleTree& tree) {
   std::vector<std::string> names;
   for (const auto& [name, index] : tree.front().children) names.push_back(name);
@@ -184,22 +261,26 @@ std::vector<Assigned> assign(const ModuleTree& tree, const ParallelPlan& plan, b
 // Holds what parallelize_module is about to do to a module.
 struct Planned {
   ModuleTree tree;
+  ParallelPlan plan;
   std::optional<LayoutPlan> layout;
   std::vector<int64_t> data_dims;
 };
 
 // Returns all that must be the same on every rank: which tensors will be communicated, and the plan that says how.
-std::string fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const ParallelizeOptions& options) {
-  std::string all = fmt::format(
-      "{}\n{} {} {} {} {} {} [{}] {} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
-      fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","),
-      to_string(options.data_placement.value_or(Replicate())), options.gradient_buckets.bucket_bytes,
-      c10::toString(options.gradient_buckets.dtype.value_or(at::ScalarType::Undefined)),
-      options.gradient_buckets.cost_model.to_string(), options.zero_stage,
-      fmt::join(options.shard_dims.value_or(std::vector<int64_t>{-1000}), ","), options.gather_ahead_bytes,
-      c10::toString(options.compute_dtype.value_or(at::ScalarType::Undefined)));
+std::string fingerprint_of(const Planned& planned, const ParallelizeOptions& options) {
+  // The text of a style may leave options out, and a style may read a module's own, such as an attention's number of
+  // heads: what they ask for is in the text of the layout.
+  std::string all =
+      fmt::format("{}\n{}\n{} {} {} {} {} {} [{}] {} {} {} {}\n", to_string(planned.plan), planned.layout->to_string(),
+                  options.src_rank, options.tensor_dim.value_or(-1000),
+                  fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","),
+                  to_string(options.data_placement.value_or(Replicate())), options.gradient_buckets.bucket_bytes,
+                  c10::toString(options.gradient_buckets.dtype.value_or(at::ScalarType::Undefined)),
+                  options.gradient_buckets.cost_model.to_string(), options.zero_stage,
+                  fmt::join(options.shard_dims.value_or(std::vector<int64_t>{-1000}), ","), options.gather_ahead_bytes,
+                  c10::toString(options.compute_dtype.value_or(at::ScalarType::Undefined)));
   std::map<const void*, std::size_t> first, first_memory;
-  for (const ModuleNode& node : tree) {
+  for (const ModuleNode& node : planned.tree) {
     all += fmt::format("{} {}\n", node.path, node.type);
     for (const NamedTensor& item : node.tensors) {
       const at::Tensor& t = item.tensor;
@@ -215,19 +296,22 @@ std::string fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, con
 }
 
 // Applies the styles and checks what they asked for; changes nothing.
-void make_plan(Planned& planned, const std::function<ModuleTree()>& tree, const DeviceMesh& mesh,
-               const ParallelPlan& plan, const ParallelizeOptions& options) {
-  planned.tree = tree();
-  const int64_t tensor_dim = tensor_dim_of(mesh, options);
+void make_plan(Planned& planned, const detail::Subject& subject, const DeviceMesh& mesh,
+               const ParallelizeOptions& options) {
+  planned.tree = subject.tree();
+  planned.plan = subject.plan();
+  const std::optional<int64_t> tensor_dim = tensor_dim_of(mesh, planned.tree, planned.plan, options);
   const std::vector<int64_t>& data_dims = planned.data_dims = data_dims_of(mesh, options, tensor_dim);
   check_source(mesh, options.src_rank);
   check_numbers(options);
+  check_embeddings(planned.tree);
   if (!options.gradient_buckets.cost_model.links.empty()) {
     check_cost_model(options.gradient_buckets.cost_model, mesh.ndim(), "parallelize_module: gradient_buckets");
   }
   LayoutPlan& layout = planned.layout.emplace(mesh, tensor_dim, planned.tree);
   layout.shard_over_data(data_sharding_of(mesh, options, data_dims));
-  for (const Assigned& assigned : assign(planned.tree, plan, options.allow_unmatched)) {
+  check_meshes(layout, mesh, data_dims);
+  for (const Assigned& assigned : assign(planned.tree, planned.plan, options.allow_unmatched)) {
     for (const auto* entry : assigned.entries) {
       const std::string name = entry->second->name();
       ApplyContext context(planned.tree, assigned.node, name, layout, tensor_dim, data_dims);
@@ -240,12 +324,12 @@ void make_plan(Planned& planned, const std::function<ModuleTree()>& tree, const 
 
 // Plans without communication. A std::invalid_argument is taken to occur on every rank; any other exception fails the
 // job.
-void make_plan_without_communication(Planned& planned, const std::function<ModuleTree()>& tree, const DeviceMesh& mesh,
-                                     const ParallelPlan& plan, const ParallelizeOptions& options) {
+void make_plan_without_communication(Planned& planned, const detail::Subject& subject, const DeviceMesh& mesh,
+                                     const ParallelizeOptions& options) {
   std::exception_ptr alike;
   mesh.world().guard("parallelize_module", [&] {
     try {
-      make_plan(planned, tree, mesh, plan, options);
+      make_plan(planned, subject, mesh, options);
     } catch (const std::invalid_argument&) {
       alike = std::current_exception();
     }
@@ -255,28 +339,26 @@ void make_plan_without_communication(Planned& planned, const std::function<Modul
 
 }  // namespace
 
-void detail::parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
-                         const ParallelizeOptions& options) {
+detail::Calling detail::parallelize(torch::nn::Module* root, const MakePlan& plan, const DeviceMesh& mesh,
+                                    const ParallelizeOptions& options) {
   const auto tree = [root] {
     if (root == nullptr) throw std::invalid_argument("parallelize_module: the module is a null pointer; make it first");
     return tree_of(*root);
   };
-  parallelize(tree, mesh, plan, options);
+  return parallelize(Subject{.tree = tree, .plan = [&] { return plan(*root); }}, mesh, options);
 }
 
-void detail::parallelize(const std::function<ModuleTree()>& tree, const DeviceMesh& mesh, const ParallelPlan& plan,
-                         const ParallelizeOptions& options) {
+detail::Calling detail::parallelize(const Subject& subject, const DeviceMesh& mesh, const ParallelizeOptions& options) {
   const detail::NotDeferred own_tensors;
   Planned planned;
   if (options.src_rank == kNoSource) {
-    make_plan_without_communication(planned, tree, mesh, plan, options);
+    make_plan_without_communication(planned, subject, mesh, options);
   } else {
     Agreement({mesh}, "parallelize_module")
-        .run([&] { make_plan(planned, tree, mesh, plan, options); },
-             [&] { return fingerprint_of(planned.tree, plan, options); },
+        .run([&] { make_plan(planned, subject, mesh, options); }, [&] { return fingerprint_of(planned, options); },
              "the ranks' modules or plans differ; every rank must give a module of the same parameters and buffers "
              "(names, shapes, dtypes, requires_grad, which have gradients, which share memory), and the same plan and "
-             "options");
+             "options, whose styles ask for the same layouts");
   }
   spdlog::debug("parallelize_module on {}:\n{}", mesh.to_string(), planned.layout->to_string());
   planned.layout->run(options.src_rank);
@@ -286,6 +368,12 @@ void detail::parallelize(const std::function<ModuleTree()>& tree, const DeviceMe
     auto* const hookable = dynamic_cast<Hookable*>(node->module);
     if (hookable != nullptr) hookable->set_place(shown_path(node->path), mesh.world_ptr());
   }
+  const auto splits = [&](int64_t dim) { return mesh.size(dim) > 1; };
+  // Hooks of the root may make DTensors of its inputs.
+  const auto* const root = dynamic_cast<const Hookable*>(planned.tree.front().module);
+  const bool checks = !options.forward_distributes && (root == nullptr || root->hooks() == 0);
+  return {.compute = {.device = mesh.device().type(), .dtype = options.compute_dtype},
+          .split_mesh = checks && std::ranges::any_of(planned.data_dims, splits) ? mesh.mesh().to_string() : ""};
 }
 
 }  // namespace tessera

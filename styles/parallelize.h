@@ -17,7 +17,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient_buckets.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/styles/compute_dtype.h"
+#include "tessera/styles/calling.h"
 #include "tessera/styles/parallel_styles.h"
 #include "tessera/styles/prepare_styles.h"
 #include "tessera/styles/style.h"
@@ -32,11 +32,12 @@ class Optimizer;
 namespace tessera {
 
 struct ParallelizeOptions {
-  // Is the mesh dimension that styles shard over; a negative one counts from the end. nullopt means the mesh's only
-  // dimension, or the one called "tp".
+  // Is the mesh dimension that styles shard over; a negative one counts from the end. nullopt means the one called
+  // "tp", or the mesh's only dimension. But there is none, and no style may cut anything, where data_dims list all mesh
+  // dimensions, or where the plan has no entry and the only dimension has a name, such as {dp: 4}: it splits the batch.
   std::optional<int64_t> tensor_dim;
-  // Lists the mesh dimensions that split the batch. nullopt means all others. Parameters are replicated there, and
-  // inputs are DTensors with Shard(0) on them: from_local(piece, mesh, placements).
+  // Lists the mesh dimensions that split the batch. nullopt means all but the one that styles shard over. Parameters
+  // are replicated there, and inputs are DTensors with Shard(0) on them: from_local(piece, mesh, placements).
   std::optional<std::vector<int64_t>> data_dims;
   // With Shard(0), parameters (not buffers) are sharded on the data dimensions too, along dimension 0, after the tensor
   // dimension's shard, and an optimizer holds state for the piece alone. Operators that use a parameter gather it over
@@ -54,6 +55,9 @@ struct ParallelizeOptions {
   // Is the most that is gathered ahead of its use, in bytes of whole parameters on one rank. From the second step on,
   // the parameters that are used next are gathered by one collective while an operator computes. 0: none is.
   int64_t gather_ahead_bytes = GatherScheduleOptions().ahead_bytes;
+  // Says that forward, or a hook of the module, makes DTensors of plain inputs. Then the call does not refuse plain
+  // tensors where several ranks split the batch.
+  bool forward_distributes = false;
   // Is the dtype, bfloat16 or float16, in which the operators that LibTorch's autocast lists compute when the module is
   // called through what parallelize_module returns. Parameters keep their dtype, and so do their gradients, which
   // gradient_buckets.dtype may send in another. nullopt: operators compute in the dtypes of their inputs.
@@ -73,19 +77,29 @@ struct ParallelizeOptions {
 
 // Holds a module whose forward is called under ImplicitReplication: a plain mask, arange or constant counts as
 // replicated, except in an operator with a parameter whose style takes plain tensors for this rank's pieces.
+// Where several ranks split the batch and gradients are recorded, a call with plain tensors and no DTensor throws
+// std::invalid_argument, since nobody can know which part of the batch they are: see
+// ParallelizeOptions::forward_distributes. The check looks into optionals, vectors, tuples and pairs, and at
+// tensors behind pointers. A call with an argument of another type that may hold DTensors, such as a struct of the
+// caller's own, passes.
 //   auto tp = parallelize_module(model, mesh, plan);   tp(ids, mask);   tp->eval();
 // It holds the handle that it was made from: a holder, a shared_ptr or an AnyModule keeps the module alive; a reference
 // must outlive it.
 template <class Handle>
 class Parallelized {
  public:
-  explicit Parallelized(Handle handle, const detail::ComputeDtype& compute = {})
-      : handle_(std::move(handle)), compute_(compute) {}
+  explicit Parallelized(Handle handle, detail::Calling calling = {})
+      : handle_(std::move(handle)), calling_(std::move(calling)) {}
 
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
+    if (!calling_.split_mesh.empty() && at::GradMode::is_enabled()) {
+      detail::BatchCheck batch;
+      (batch.see(std::as_const(args)), ...);
+      batch.check(calling_.split_mesh);
+    }
     const ImplicitReplication guard;
-    const detail::ComputeIn autocast(compute_);
+    const detail::ComputeIn autocast(calling_.compute);
     if constexpr (requires(Handle h) { h.any_forward(std::forward<Args>(args)...); }) {
       return handle_.forward(std::forward<Args>(args)...);
     } else if constexpr (requires(Handle h) { h->forward(std::forward<Args>(args)...); }) {
@@ -108,18 +122,52 @@ class Parallelized {
 
  private:
   Handle handle_;
-  detail::ComputeDtype compute_;
+  detail::Calling calling_;
 };
 
 namespace detail {
-void parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
-                 const ParallelizeOptions& options);
-// Parallelizes the module that `tree` describes; if `tree` throws, every rank throws that.
-void parallelize(const std::function<ModuleTree()>& tree, const DeviceMesh& mesh, const ParallelPlan& plan,
-                 const ParallelizeOptions& options);
-inline ComputeDtype compute_dtype(const DeviceMesh& mesh, const ParallelizeOptions& options) {
-  return {.device = mesh.device().type(), .dtype = options.compute_dtype};
+
+// Makes the plan for a module.
+using MakePlan = std::function<ParallelPlan(torch::nn::Module& root)>;
+// Says what is parallelized, and how. Where one of the functions throws, perhaps on one rank alone, every rank throws
+// that.
+struct Subject {
+  std::function<ModuleTree()> tree;
+  std::function<ParallelPlan()> plan;
+};
+// Both return how the module is to be called. A `root` that is nullptr is refused.
+Calling parallelize(const Subject& subject, const DeviceMesh& mesh, const ParallelizeOptions& options);
+Calling parallelize(torch::nn::Module* root, const MakePlan& plan, const DeviceMesh& mesh,
+                    const ParallelizeOptions& options);
+
+// Returns the module in a holder, a shared_ptr or an AnyModule; nullptr where there is none.
+template <class Handle>
+torch::nn::Module* module_in(const Handle& handle) {
+  if constexpr (requires { handle.ptr(); }) {
+    return handle.is_empty() ? nullptr : handle.ptr().get();
+  } else {
+    return handle.get();
+  }
 }
+
+// Is parallelize_module with a plan that depends on the module.
+template <class Module>
+auto parallelize_by(const MakePlan& plan, Module&& module, const DeviceMesh& mesh, const ParallelizeOptions& options) {
+  using Given = std::remove_cvref_t<Module>;
+  if constexpr (std::derived_from<Given, torch::nn::Module>) {
+    return Parallelized<Given*>(&module, parallelize(&module, plan, mesh, options));
+  } else {
+    Given handle = std::forward<Module>(module);
+    Calling calling = parallelize(module_in(handle), plan, mesh, options);
+    return Parallelized<Given>(std::move(handle), std::move(calling));
+  }
+}
+
+// Returns a function that makes this plan for any module; `plan` must outlive it.
+inline MakePlan given_plan(const ParallelPlan& plan) {
+  return [&plan](torch::nn::Module&) { return plan; };
+}
+
 }  // namespace detail
 
 // Lays out the parameters and buffers of an unmodified module over the mesh, in place: every handle to one of them (the
@@ -136,7 +184,7 @@ inline ComputeDtype compute_dtype(const DeviceMesh& mesh, const ParallelizeOptio
 // scatter and one broadcast. With kNoSource there is none.
 // Throws before anything is converted, on every rank of the mesh, what the planning of the lowest rank that failed
 // threw, and std::invalid_argument for:
-//   - modules or plans that differ between ranks (not checked with kNoSource);
+//   - modules, plans, or layouts that styles ask for, that differ between ranks (not checked with kNoSource);
 //   - a pattern that matches nothing;
 //   - a module with two styles of which none is a Prepare style;
 //   - a style that does not know its module;
@@ -144,11 +192,15 @@ inline ComputeDtype compute_dtype(const DeviceMesh& mesh, const ParallelizeOptio
 //   - parameters or buffers that overlap in memory without being the same, or that are sparse, quantized, on the meta
 //     device (except those of ShardedInit) or the result of an operator, or have a sparse gradient;
 //   - a style for a parameter that is a DTensor already;
-//   - a mesh of several dimensions of which none is called "tp", without tensor_dim;
+//   - a parameter with requires_grad that is a DTensor on another mesh, which lacks ranks along a data dimension;
+//   - an Embedding with sparse(true) whose weight requires a gradient;
+//   - a style that cuts something where all mesh dimensions split the batch;
+//   - a mesh of several dimensions of which none is called "tp", without tensor_dim and with data_dims that do not list
+//     all of them;
 //   - tensor_dim, data_dims or shard_dims that are not on the mesh, data_dims that name a mesh dimension twice or the
 //     tensor dimension, and shard_dims that name one twice or one that is no data dimension;
 //   - a data_placement other than Shard(0) or Replicate(), or Shard(0) without a data dimension or beside a style with
-//     use_local_output;
+//     use_local_output; shard_dims, or a zero_stage other than 3, without Shard(0);
 //   - a src_rank outside the mesh, a zero_stage other than 1, 2 or 3, a compute_dtype other than bfloat16 or float16, a
 //     negative number of bytes, gradient_buckets with a dtype that is not floating or a cost model that does not fit;
 //   - an optimizer with state;
@@ -159,8 +211,7 @@ inline ComputeDtype compute_dtype(const DeviceMesh& mesh, const ParallelizeOptio
 template <std::derived_from<torch::nn::Module> M>
 Parallelized<M*> parallelize_module(M& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                                     const ParallelizeOptions& options = {}) {
-  detail::parallelize(&module, mesh, plan, options);
-  return Parallelized<M*>(&module, detail::compute_dtype(mesh, options));
+  return detail::parallelize_by(detail::given_plan(plan), module, mesh, options);
 }
 
 // Does the same for a holder (torch::nn::Linear, your TORCH_MODULE), a shared_ptr to a module, or a
@@ -169,14 +220,12 @@ template <class Handle>
 requires(!std::derived_from<Handle, torch::nn::Module> && requires(Handle h) { h.ptr(); })
     Parallelized<Handle> parallelize_module(Handle handle, const DeviceMesh& mesh, const ParallelPlan& plan,
                                             const ParallelizeOptions& options = {}) {
-  detail::parallelize(handle.ptr().get(), mesh, plan, options);
-  return Parallelized<Handle>(std::move(handle), detail::compute_dtype(mesh, options));
+  return detail::parallelize_by(detail::given_plan(plan), std::move(handle), mesh, options);
 }
 template <std::derived_from<torch::nn::Module> M>
 Parallelized<std::shared_ptr<M>> parallelize_module(std::shared_ptr<M> module, const DeviceMesh& mesh,
                                                     const ParallelPlan& plan, const ParallelizeOptions& options = {}) {
-  detail::parallelize(module.get(), mesh, plan, options);
-  return Parallelized<std::shared_ptr<M>>(std::move(module), detail::compute_dtype(mesh, options));
+  return detail::parallelize_by(detail::given_plan(plan), std::move(module), mesh, options);
 }
 template <class Module>
 auto parallelize_module(Module&& module, const DeviceMesh& mesh, const Style& style,

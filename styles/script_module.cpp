@@ -44,12 +44,20 @@ int64_t traced_heads(const torch::jit::Block& block, int64_t embed_dim) {
   return found;
 }
 
+// Returns an option that the module was made with, which is a constant or an attribute of it; None where it has
+// neither.
+at::IValue option_of(const Module& module, const std::string& name) {
+  const auto constant = module.type()->findConstant(name);
+  if (constant) return *constant;
+  return module.hasattr(name) ? module.attr(name) : at::IValue();
+}
+
 void note_attention(ModuleNode& node, const Module& module) {
   node.kind = ModuleKind::kAttention;
   node.embed_dim = module.attr("out_proj").toModule().attr("weight").toTensor().size(0);
-  const auto constant = module.type()->findConstant("num_heads");
-  if (constant || module.hasattr("num_heads")) {
-    node.num_heads = (constant ? *constant : module.attr("num_heads")).toInt();
+  const at::IValue heads = option_of(module, "num_heads");
+  if (!heads.isNone()) {
+    node.num_heads = heads.toInt();
   } else if (const auto forward = module.find_method("forward")) {
     node.num_heads = traced_heads(*forward->graph()->block(), node.embed_dim);
   }
@@ -61,9 +69,9 @@ void note_kind(ModuleNode& node, const Module& module) {
     node.kind = ModuleKind::kLinear;
   } else if (node.type == "torch.nn.modules.sparse.Embedding") {
     node.kind = ModuleKind::kEmbedding;
-    const auto constant = module.type()->findConstant("max_norm");
-    node.renormalizes =
-        (constant && !constant->isNone()) || (module.hasattr("max_norm") && !module.attr("max_norm").isNone());
+    node.renormalizes = !option_of(module, "max_norm").isNone();
+    const at::IValue sparse = option_of(module, "sparse");
+    node.sparse_gradient = sparse.isBool() && sparse.toBool();
   } else if (node.type == "torch.nn.modules.activation.MultiheadAttention") {
     note_attention(node, module);
   } else if (is_conv1d(std::string_view(node.type).substr(node.type.rfind('.') + 1), node)) {
@@ -170,6 +178,35 @@ void forget_compiled(const Module& root) {
   }
 }
 
+void see(detail::BatchCheck& batch, const at::IValue& argument) {
+  if (argument.isTensor()) {
+    batch.see(argument.toTensor());
+  } else if (argument.isTuple()) {
+    for (const at::IValue& each : argument.toTupleRef().elements()) see(batch, each);
+  } else if (argument.isList()) {
+    for (const at::IValue& each : argument.toListRef()) see(batch, each);
+  } else if (argument.isObject() || argument.isGenericDict()) {
+    batch.see_unknown();
+  }
+}
+
+void check_compute_dtype(const ParallelizeOptions& options) {
+  if (!options.compute_dtype) return;
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: compute_dtype {} for a TorchScript module, whose compiled code has no autocast "
+                  "(it would compute in its parameters' dtype); leave the option out, or convert the module by to() "
+                  "before",
+                  c10::toString(*options.compute_dtype)));
+}
+
+void check_batch(const std::vector<at::IValue>& inputs, const torch::jit::Kwargs& named,
+                 const std::string& split_mesh) {
+  detail::BatchCheck batch;
+  for (const at::IValue& input : inputs) see(batch, input);
+  for (const auto& each : named) see(batch, each.second);
+  batch.check(split_mesh);
+}
+
 }  // namespace
 
 ModuleTree tree_of(const Module& root) {
@@ -180,6 +217,7 @@ ModuleTree tree_of(const Module& root) {
 }
 
 at::IValue ParallelizedScript::forward(std::vector<at::IValue> inputs, const torch::jit::Kwargs& named) {
+  if (!calling_.split_mesh.empty() && at::GradMode::is_enabled()) check_batch(inputs, named, calling_.split_mesh);
   const ImplicitReplication guard;
   const torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
   return module_.forward(std::move(inputs), named);
@@ -187,20 +225,14 @@ at::IValue ParallelizedScript::forward(std::vector<at::IValue> inputs, const tor
 
 ParallelizedScript parallelize_module(const Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                                       const ParallelizeOptions& options) {
-  if (options.compute_dtype) {
-    throw std::invalid_argument(fmt::format(
-        "parallelize_module: compute_dtype {} for a TorchScript module, whose compiled code has no autocast "
-        "(it would compute in its parameters' dtype); leave the option out, or convert the module by to() "
-        "before",
-        c10::toString(*options.compute_dtype)));
-  }
   const auto tree = [&] {
+    check_compute_dtype(options);
     ModuleTree made = tree_of(module);
     forget_compiled(module);  // before anything is converted, so that a failure here leaves the module as it was
     return made;
   };
-  detail::parallelize(tree, mesh, plan, options);
-  return ParallelizedScript(module);
+  return ParallelizedScript(
+      module, detail::parallelize(detail::Subject{.tree = tree, .plan = [&] { return plan; }}, mesh, options));
 }
 
 }  // namespace tessera

@@ -14,11 +14,14 @@ namespace tessera {
 // A TorchScript module whose forward is called under ImplicitReplication, as Parallelized does for torch::nn. While
 // forward runs, TorchScript's optimizer is off on this thread: it rewrites addmm as mm and add, which would lose
 // addmm's contract, and its fused CUDA kernels read data pointers, which DTensors do not have.
+// Where several ranks split the batch and gradients are recorded, a call with plain tensors and no DTensor throws
+// std::invalid_argument; see ParallelizeOptions::forward_distributes.
 //   auto tp = parallelize_module(script, mesh, plan);   tp(ids).toTensor();   tp->eval();
 // It shares the module with the handle that it was made from.
 class ParallelizedScript {
  public:
-  explicit ParallelizedScript(torch::jit::Module module) : module_(std::move(module)) {}
+  explicit ParallelizedScript(torch::jit::Module module, detail::Calling calling = {})
+      : module_(std::move(module)), calling_(std::move(calling)) {}
 
   template <class... Args>
   at::IValue operator()(Args&&... args) {
@@ -31,6 +34,7 @@ class ParallelizedScript {
 
  private:
   torch::jit::Module module_;
+  detail::Calling calling_;
 };
 
 // Is parallelize_module for a scripted or traced module, such as torch::jit::load returns, with the same plans,

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
 #include "tessera/styles/layout_plan.h"
@@ -33,6 +34,14 @@ Style::Style(std::shared_ptr<const ParallelStyle> style) : style_(std::move(styl
 
 const DeviceMesh& ApplyContext::mesh() const { return plan_.mesh(); }
 
+int64_t ApplyContext::tensor_dim() const {
+  if (tensor_dim_) return *tensor_dim_;
+  throw std::invalid_argument(fmt::format(
+      "parallelize_module: {}: no mesh dimension is left for tensors, since data_dims [{}] are all that {} has; leave "
+      "the style out of the plan, or give a mesh of one more dimension, such as {{dp: 2, tp: 2}}",
+      by(), fmt::join(data_dims_, ", "), mesh().mesh().to_string()));
+}
+
 torch::nn::Module& ApplyContext::module() const {
   if (node_.module != nullptr) return *node_.module;
   throw std::invalid_argument(
@@ -56,6 +65,7 @@ const NamedTensor& ApplyContext::tensor(const std::string& name) const {
 }
 
 void ApplyContext::place(const std::string& name, const Placement& placement) {
+  if (!placement.is_replicate()) tensor_dim();  // throws where there is none
   plan_.place(tensor(name).tensor, placement, by());
 }
 
@@ -71,7 +81,7 @@ void ApplyContext::contract(const std::string& name, const ContractLayouts& layo
   plan_.add_contract(t, {.path = joined_path(path(), name),
                          .style = style_,
                          .operators = layouts.operators,
-                         .mesh_dim = tensor_dim_,
+                         .mesh_dim = tensor_dim(),
                          .data_dims = data_dims_,
                          .input = layouts.input,
                          .desired = layouts.desired,

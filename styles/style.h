@@ -34,8 +34,8 @@ struct ContractLayouts {
 // every style of the plan has been applied and everything asked for was found possible.
 class ApplyContext {
  public:
-  ApplyContext(const ModuleTree& tree, std::size_t node, const std::string& style, LayoutPlan& plan, int64_t tensor_dim,
-               const std::vector<int64_t>& data_dims)
+  ApplyContext(const ModuleTree& tree, std::size_t node, const std::string& style, LayoutPlan& plan,
+               std::optional<int64_t> tensor_dim, const std::vector<int64_t>& data_dims)
       : tree_(tree), node_(tree.at(node)), style_(style), plan_(plan), tensor_dim_(tensor_dim), data_dims_(data_dims) {}
 
   // These return the module, its path from the root ("" is the root), its type, such as "torch::nn::LinearImpl", and
@@ -57,21 +57,22 @@ class ApplyContext {
   int64_t embed_dim() const { return node_.embed_dim; }
   int64_t num_heads() const;
 
-  // These return the whole mesh, the mesh dimension that styles shard over, and those that split the batch.
+  // These return the whole mesh, the mesh dimension that styles shard over, and those that split the batch. Where all
+  // of them do that, tensor_dim() throws std::invalid_argument.
   const DeviceMesh& mesh() const;
-  int64_t tensor_dim() const { return tensor_dim_; }
+  int64_t tensor_dim() const;
   const std::vector<int64_t>& data_dims() const { return data_dims_; }
 
   // Lays out the module's own parameter or buffer `name` as `placement` on the tensor dimension and Replicate on every
   // other. A tensor that no style places is replicated.
-  // Throws std::invalid_argument when there is no tensor of that name, or when another style has placed the same (tied)
-  // tensor differently.
+  // Throws std::invalid_argument when there is no tensor of that name, when another style has placed the same (tied)
+  // tensor differently, or on a Shard where tensor_dim() throws.
   void place(const std::string& name, const Placement& placement);
   // Sets a contract on the tensor: in the operators that it names, a plain activation is this rank's piece, laid out as
   // `input`. Every other operator refuses, in forward, a plain tensor together with the parameter or a view of it,
   // unless `input` is Replicate.
-  // Throws std::invalid_argument when an operator reads no contracts, or when another style of a tied tensor gives
-  // different layouts for the same operator.
+  // Throws std::invalid_argument when an operator reads no contracts, when another style of a tied tensor gives
+  // different layouts for the same operator, or where tensor_dim() throws.
   void contract(const std::string& name, const ContractLayouts& layouts);
 
   // These add a hook that runs at every forward of the module. An exception in it fails the job (World::guard), unless
@@ -94,7 +95,7 @@ class ApplyContext {
   const ModuleNode& node_;
   const std::string& style_;
   LayoutPlan& plan_;
-  int64_t tensor_dim_;
+  std::optional<int64_t> tensor_dim_;
   const std::vector<int64_t>& data_dims_;
 };
 

@@ -21,7 +21,8 @@ class Checkpoints {
   // Keeps the newest `keep` states; 0 keeps all.
   Checkpoints(const std::string& run, int64_t keep);
 
-  // Returns the step of the newest whole state, if there is one. Every rank that sees the folder gets the same.
+  // Returns the step of the newest whole state, or nothing if there are no states. Every rank that sees the folder gets
+  // the same. Throws as newest_training_state, such as std::invalid_argument where there are states and none is whole.
   std::optional<int64_t> newest() const;
 
   // Starts to save the state after `step` steps. The values are those of now; a thread writes them. All ranks call

@@ -143,6 +143,19 @@ TESSERA_RANKS_TEST_CASE("a DTensor goes to a mesh on another type of device, and
   }
 }
 
+TESSERA_RANKS_TEST_CASE("the gradient of a tensor of the host that is distributed comes back to the host", {1, 2}) {
+  const DeviceMesh late = tp_line();
+  const OwnStream stream;
+  for (const Placement& to : kPlacements) {
+    CAPTURE(to_string(to));
+    const at::Tensor t = numbers_at_once(1, 6, 4).requires_grad_();
+    const at::Tensor there = distribute_tensor(t, late, {to});
+    (there * there).sum().backward();
+    CHECK(t.grad().is_cpu());
+    CHECK(worst(t.grad(), numbers_at_once(1, 6, 4) * 2) <= kTolerance);
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("asynchronous results may be read on other streams than that of the start", {2, 3}) {
   const DeviceMesh mesh = tp_line();
   const OwnStream stream;

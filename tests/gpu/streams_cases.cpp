@@ -98,7 +98,7 @@ TESSERA_RANKS_TEST_CASE("a mesh on a GPU makes its device the current one and re
   CHECK(mesh.device() == c10::Device(device().type(), 0));
   const c10::impl::VirtualGuardImpl guard(device().type());
   CHECK(guard.getDevice() == mesh.device());
-  CHECK_THROWS_AS(from_local(at::ones({2}), mesh, {Shard(0)}), std::invalid_argument);
+  CHECK_THROWS_AS(from_local(at::ones({2}), mesh, {Shard(0)}, {.check = true}), std::invalid_argument);
   CHECK_THROWS_AS(all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum), std::invalid_argument);
   CHECK(full_tensor(distribute_tensor(at::ones({5}), mesh, {Shard(0)})).device() == mesh.device());
 }

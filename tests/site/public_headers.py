@@ -1,6 +1,6 @@
 """Checks that tools/site/reference.toml knows every header that users reach: public_headers.py ROOT.
 
-These are the headers of the targets that //:tessera names (a target without files stands for its own dependencies),
+These are the headers of the targets that //:tessera names (a target without sources stands for its own dependencies too),
 those that pages, examples and users' projects include, and what these include in turn. Each must be in a group or be
 listed as internal, and nothing else may be listed.
 """
@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 FOLDERS = "mesh|placement|ops|dtensor|styles|layers|tests/harness|tests/custom_placement"
-INCLUDE = re.compile(rf'#include "tessera/((?:{FOLDERS})/[^"]+)"')
+INCLUDE = re.compile(rf'#include "tessera/((?:{FOLDERS})/[^"]+|[a-z_]+\.h)"')
 USERS = {"docs": (".md",), "tests/docs": (".cpp", ".h"), "tests/consumers": (".cpp", ".h"), "examples": (".cpp", ".h")}
 
 
@@ -31,10 +31,10 @@ def targets_of(folder):
 
 
 def headers_of(root, package, name):
-    """Yields the headers of a target, or of its dependencies if it has no files."""
+    """Yields the headers of a target, and those of its dependencies if it has no sources."""
     srcs, hdrs, deps = targets_of(root / package)[name]
     yield from (str(Path(package, header)) for header in hdrs)
-    if not srcs and not hdrs:
+    if not srcs:
         for label in deps:
             if label.startswith("@"):
                 continue

@@ -1,10 +1,14 @@
 // Ranks give parallelize_module different modules or plans: all of them throw one error, nothing is converted, and the
 // job goes on.
 
+#include <cstdint>
+#include <stdexcept>
 #include <string>
+#include <utility>
 
 #include <ATen/ops/ones.h>
 #include <doctest/doctest.h>
+#include <torch/nn/modules/activation.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
@@ -72,6 +76,32 @@ TESSERA_RANKS_TEST_CASE("ranks whose modules, plans or options differ: every ran
   Mlp shared = small_mlp(4);
   if (other) shared->down->weight.set_data(shared->up->weight);  // one scatter fewer
   CHECK(refusal(mesh, shared, {}).find(kDiffer) == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("ranks whose styles ask for other layouts, though modules and plans read alike", {2, 3}) {
+  const DeviceMesh mesh = tp_line();
+  struct Cut : ParallelStyle {
+    explicit Cut(int64_t along) : dim(along) {}
+    void apply(ApplyContext& context) const override { context.place("weight", Shard(dim)); }
+    std::string name() const override { return "Cut"; }
+    int64_t dim;
+  };
+  struct Taken : ParallelStyle {
+    explicit Taken(Placement layout) : input(std::move(layout)) {}
+    void apply(ApplyContext& context) const override {
+      context.contract("weight", {.operators = {"addmm"}, .input = input, .desired = Replicate(), .output = {}});
+    }
+    std::string name() const override { return "Taken"; }
+    Placement input;
+  };
+  const bool other = rank() == 1;
+  CHECK(refusal(mesh, small_mlp(), {{"up", Cut(other ? 1 : 0)}}).find(kDiffer) == 0);
+  CHECK(refusal(mesh, small_mlp(), {{"up", Taken(other ? Shard(0) : Replicate())}}).find(kDiffer) == 0);
+  torch::nn::MultiheadAttention attention(12, other ? 2 : 3);  // the same parameters
+  attention->to(device());
+  CHECK_THROWS_WITH_AS(parallelize_module(attention, mesh, ColwiseParallel()), doctest::Contains(kDiffer.c_str()),
+                       std::invalid_argument);
+  CHECK_FALSE(is_dtensor(attention->in_proj_weight));
 }
 
 TESSERA_RANKS_TEST_CASE("an error on one rank is thrown on all, with that rank's name", {2, 3}) {

@@ -377,10 +377,11 @@ TESSERA_RANKS_TEST_CASE("with data dimensions a plain activation is refused, nam
   const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world());
   Mlp mlp(4, 8, 4);
   mlp->to(device());
-  auto tp = parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+  parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
   std::string message;
   try {
-    tp(at::ones({2, 4}, on(at::kFloat)));
+    const ImplicitReplication guard;
+    mlp->forward(at::ones({2, 4}, on(at::kFloat)));
   } catch (const std::invalid_argument& error) {
     message = error.what();
   }
@@ -421,7 +422,8 @@ TESSERA_RANKS_TEST_CASE("with data dimensions a plain activation is refused by o
   auto tp = parallelize_module(module, mesh, {{"up", ByColumns()}});
   const at::Tensor x = at::ones({2, 4}, on(at::kFloat));
   CHECK_NOTHROW(tp(from_local(x, mesh, {Shard(0), Replicate()})));
-  CHECK_THROWS_WITH_AS(tp(x), doctest::Contains("used with up.weight on the mesh"), std::invalid_argument);
+  const ImplicitReplication guard;
+  CHECK_THROWS_WITH_AS(module->forward(x), doctest::Contains("used with up.weight on the mesh"), std::invalid_argument);
 }
 
 namespace {

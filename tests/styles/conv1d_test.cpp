@@ -7,6 +7,8 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
+#include "tessera/styles/describe.h"
+#include "tessera/styles/hooks.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/device.h"
@@ -24,6 +26,10 @@ struct Conv1DImpl : torch::nn::Module {
   at::Tensor weight, bias;
 };
 TORCH_MODULE(Conv1D);
+
+namespace hooked {
+TESSERA_MODULE(Conv1D);
+}  // namespace hooked
 
 struct Conv1DMlpImpl : torch::nn::Module {
   Conv1DMlpImpl() : up(register_module("up", Conv1D(5, 7))), down(register_module("down", Conv1D(7, 5))) {}
@@ -58,4 +64,13 @@ TEST_CASE("Conv1D under ColwiseParallel and RowwiseParallel equals one process, 
       for (std::size_t i = 0; i < mine.size(); ++i) CHECK(close(full_tensor(mine[i].grad()), whole[i].grad()));
     });
   }
+}
+
+TEST_CASE("a Conv1D that is a TESSERA_MODULE is recognized too, and shown by its own name") {
+  run_in_process(1, [](const std::shared_ptr<World>& world) {
+    hooked::Conv1D layer(5, 7);
+    parallelize_module(layer, init_device_mesh(device_name(), {1}, {"tp"}, world), ColwiseParallel());
+    CHECK(placements_of(layer->weight) == Placements{Shard(1)});
+    CHECK(describe(*layer).rows.at(0).type == "(anonymous namespace)::Conv1DImpl");
+  });
 }

@@ -3,6 +3,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <ATen/ops/full.h>
@@ -48,6 +49,34 @@ struct SplitImpl : torch::nn::Module {
   }
 };
 TESSERA_MODULE(Split);
+
+using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
+using DeepTensor = std::tuple<int64_t, std::tuple<at::Tensor>>;
+
+// Takes tuples before, between and after tensors, and returns all tensors in their order.
+struct TuplesImpl : torch::nn::Module {
+  std::vector<at::Tensor> forward(const TwoTensors& first, const at::Tensor& second, TwoTensors third,
+                                  const std::tuple<int64_t, double>& other, at::Tensor fourth,
+                                  const DeepTensor& fifth) {
+    last_other = &other;
+    return {std::get<0>(first),
+            std::get<1>(first),
+            second,
+            std::get<0>(third),
+            std::get<1>(third),
+            fourth,
+            std::get<0>(std::get<1>(fifth))};
+  }
+  const void* last_other = nullptr;
+};
+TESSERA_MODULE(Tuples);
+
+struct TupleFirstImpl : torch::nn::Module {
+  at::Tensor forward(const TwoTensors& pair, const at::Tensor& last, double by = 1) {
+    return (std::get<0>(pair) * 100 + std::get<1>(pair) * 10 + last) * by;
+  }
+};
+TESSERA_MODULE(TupleFirst);
 
 struct NestedImpl : torch::nn::Cloneable<NestedImpl> {
   NestedImpl() { reset(); }
@@ -129,6 +158,40 @@ TEST_CASE("hooks see tensors in vectors and tuples, in order, and replace them")
   CHECK(seven == 7);
   CHECK(value(rest.at(0)) == 3);
   CHECK(value(rest.at(1)) == 500);
+}
+
+TEST_CASE("tuples among the arguments: each tensor that a hook sees goes back to its place, and the caller's stay") {
+  Tuples m;
+  m->register_forward_pre_hook([](std::vector<at::Tensor>& inputs) {
+    CHECK(inputs.size() == 7);
+    for (at::Tensor& t : inputs) t = t * 10;
+  });
+  const TwoTensors first(number(1), number(2));
+  TwoTensors third(number(4), number(5));
+  const std::tuple<int64_t, double> other(8, 0.5);
+  DeepTensor fifth(9, std::tuple(number(7)));
+  for (const std::vector<at::Tensor>& got : {m->forward(first, number(3), third, other, number(6), fifth),
+                                             m(first, number(3), third, other, number(6), fifth)}) {
+    REQUIRE(got.size() == 7);
+    for (std::size_t i = 0; i < got.size(); ++i) CHECK(value(got[i]) == 10 * static_cast<double>(i + 1));
+  }
+  CHECK(m->last_other == static_cast<const void*>(&other));  // a tuple without tensors is not copied
+  CHECK(value(std::get<0>(first)) == 1);
+  CHECK(value(std::get<1>(first)) == 2);
+  CHECK(value(std::get<0>(third)) == 4);
+  CHECK(value(std::get<1>(third)) == 5);
+  CHECK(value(std::get<0>(std::get<1>(fifth))) == 7);
+}
+
+TEST_CASE("tuples among the arguments of a call without those that have defaults") {
+  TupleFirst m;
+  m->register_forward_pre_hook(add_one);
+  TwoTensors pair(number(1), number(2));
+  CHECK(value(m(pair, number(3))) == 234);
+  CHECK(value(m(std::as_const(pair), number(3), 2)) == 468);
+  CHECK(value(m(TwoTensors(number(1), number(2)), number(3))) == 234);
+  CHECK(value(std::get<0>(pair)) == 1);
+  CHECK(value(std::get<1>(pair)) == 2);
 }
 
 TEST_CASE("a forward that returns nothing has hooks too") {

@@ -8,6 +8,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
+#include "tessera/styles/hooks.h"
 #include "tessera/styles/module_tree.h"
 #include "tessera/styles/parallel_styles.h"
 #include "tessera/styles/prepare_styles.h"
@@ -46,6 +47,19 @@ struct ModelImpl : torch::nn::Module {
   }
 };
 TORCH_MODULE(Model);
+
+// Has names that fnmatch would take for patterns, and names that those would match.
+struct OddNamesImpl : torch::nn::Module {
+  OddNamesImpl() {
+    for (const char* name : {"fc[1]", "fc1", "a*", "ab", "q?", "qq", "b\\*", "b*", "[!x]", "y", "end]"}) {
+      register_module(name, torch::nn::Linear(2, 2));
+    }
+    register_module("in[0]", Attention());
+    register_module("in0", Attention());
+  }
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+TESSERA_MODULE(OddNames);
 
 std::vector<std::string> paths(const ModuleTree& tree, const std::string& pattern) {
   std::vector<std::string> found;
@@ -91,6 +105,22 @@ TEST_CASE("a pattern matches direct children, part by part, with fnmatch") {
     CHECK(paths(tree, row.pattern) == row.want);
   }
   CHECK(paths(tree, "layers.*.attn.w?").size() == 44);
+}
+
+TEST_CASE("the pattern of a path matches that path alone, whatever characters its names have") {
+  OddNames model;
+  const ModuleTree tree = tessera::tree_of(*model);
+  for (const tessera::ModuleNode& node : tree) {
+    CAPTURE(node.path);
+    CHECK(paths(tree, tessera::pattern_of(node.path)) == std::vector<std::string>{node.path});
+  }
+  CHECK(tessera::pattern_of("layers.0.in[0].w?") == "layers.0.in\\[0\\].w\\?");
+  CHECK(paths(tree, "fc[1]") == std::vector<std::string>{"fc1"});
+}
+
+TEST_CASE("the tree knows a TESSERA_MODULE by the class that the user wrote") {
+  OddNames model;
+  CHECK(tessera::tree_of(*model)[0].type == "(anonymous namespace)::OddNamesImpl");
 }
 
 TEST_CASE("the tree knows each module's type, kind and own tensors") {

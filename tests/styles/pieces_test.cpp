@@ -152,6 +152,18 @@ TESSERA_RANKS_TEST_CASE("a plain piece is a piece in the operators of the contra
   }
 }
 
+TESSERA_RANKS_TEST_CASE(
+    "a plain input with all features where a piece is expected is refused alike, and the job goes on", {2, 4}) {
+  Linear module(8, 6), reference(8, 6);
+  fill(*module);
+  fill(*reference);
+  auto tp = parallelize_module(module, tp_line(), RowwiseParallel());
+  for (const at::Tensor& x : {numbers({3, 8}), numbers({2, 3, 8})}) {
+    CHECK_THROWS_WITH_AS(tp(x), doctest::Contains("features that the product sums over"), std::invalid_argument);
+    CHECK(difference(tp(x.chunk(world_size(), -1)[static_cast<std::size_t>(rank())]), reference->forward(x)) <= 1e-13);
+  }
+}
+
 namespace {
 
 // A product, and a bias that is added as a view.

@@ -1,5 +1,6 @@
 // Tests what parallelize_module refuses on every rank before it converts anything.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -190,7 +191,7 @@ TEST_CASE(
                               [&](const DeviceMesh& mesh) { forward(mesh, {}, {}); });
   CHECK_NOTHROW(forward(fake_mesh(0, {2}), {Shard(0), std::nullopt}, {Replicate(), std::nullopt}));
   const Style one = PrepareModuleInput({.input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}});
-  check_refused_on_every_rank({2, 2}, {"dp", "tp"},
+  check_refused_on_every_rank({1, 2}, {"dp", "tp"},
                               "tensor 0 is plain, and on a mesh with data dimensions nobody can know",
                               [&](const DeviceMesh& mesh) {
                                 Mlp2 m(8, 6, 8);
@@ -203,6 +204,50 @@ TEST_CASE(
     const DeviceMesh other(mesh.world_ptr(), at::kCPU, Mesh({2}, {"other"}));
     tp(from_local(ones({2, 8}), other, {Shard(0)}));
   });
+}
+
+TEST_CASE("stages and dimensions of ZeRO without data_placement") {
+  const std::vector<int64_t> first = {0};
+  refused({}, "zero_stage 1 without data_placement", {.zero_stage = 1});
+  refused({}, "zero_stage 2 without data_placement", {.data_placement = Replicate(), .zero_stage = 2});
+  refused({}, "shard_dims [0] without data_placement", {.shard_dims = first});
+  refused({}, "list the mesh dimensions that split the batch in options.data_dims", {.data_placement = Shard(0)});
+}
+
+TEST_CASE("embeddings with sparse(true), with a style and without, unless they are frozen") {
+  const auto sparse = [] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 4).sparse(true)); };
+  refused_module(sparse, {}, "the root module is an Embedding with sparse(true), and a DTensor cannot have a sparse");
+  refused_module(sparse, {{"", RowwiseParallel()}}, "give sparse(false), or set requires_grad of its weight to false");
+  torch::nn::Embedding frozen = sparse();
+  frozen->weight.set_requires_grad(false);
+  parallelize_module(frozen, fake_mesh(0, {2}), RowwiseParallel(), {.src_rank = kNoSource});
+  CHECK(placements_of(frozen->weight) == Placements{Shard(0)});
+}
+
+TEST_CASE("a plain input with all features, where the style takes it for this rank's piece of them") {
+  const auto forward = [](const DeviceMesh& mesh, int64_t features, const at::Tensor& x) {
+    Linear module(features, 4);
+    parallelize_module(module, mesh, RowwiseParallel(), {.src_rank = kNoSource});
+    module->forward(x);
+  };
+  check_refused_on_every_rank(
+      {2}, {"tp"},
+      "addmm with weight (RowwiseParallel): a plain input counts as this rank's piece S(-1), of "
+      "6 of the 12 features that the product sums over, and [2, 12] has 12; if it is the whole, "
+      "give the style input_layouts = Replicate()",
+      [&](const DeviceMesh& mesh) {
+        forward(mesh, 12, ones({2, 12}));
+      });
+  check_refused_on_every_rank({2}, {"tp"}, "matmul with weight (RowwiseParallel): a plain input counts as",
+                              [&](const DeviceMesh& mesh) {
+                                forward(mesh, 12, ones({2, 3, 12}));
+                              });
+  check_refused_on_every_rank({2}, {"tp"}, "of the 13 features that the product sums over, and [2, 13] has 13",
+                              [&](const DeviceMesh& mesh) {
+                                forward(mesh, 13, ones({2, 13}));
+                              });
+  CHECK_NOTHROW(forward(fake_mesh(1, {2}, {"tp"}), 12, ones({2, 6})));
+  CHECK_NOTHROW(forward(fake_mesh(1, {2}, {"tp"}), 13, ones({2, 6})));
 }
 
 TEST_CASE("meshes and options that do not fit") {

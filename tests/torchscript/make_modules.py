@@ -148,6 +148,7 @@ def main():
     torch.jit.freeze(scripted).save(folder / "frozen.pt")
     torch.jit.freeze(torch.jit.script(Mlp().eval()), preserved_attrs=["training"]).save(folder / "frozen_with_training.pt")
     torch.jit.optimize_for_inference(torch.jit.script(Mlp().eval())).save(folder / "optimized.pt")
+    torch.jit.script(nn.Sequential(nn.Embedding(13, 12, sparse=True))).save(folder / "sparse.pt")
 
 
 main()

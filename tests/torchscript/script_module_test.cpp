@@ -1,9 +1,13 @@
 // Compares TorchScript modules under plans with the same modules in one process.
 
+#include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include <torch/csrc/jit/runtime/graph_executor.h>
@@ -103,8 +107,10 @@ void check_calls(const Row& row, const DeviceMesh& mesh, const ParallelizeOption
     for (const at::Tensor& p : reference.parameters()) p.mutable_grad() = at::Tensor();
   }
   const torch::NoGradGuard no_grad;
+  const Placements everywhere(static_cast<std::size_t>(mesh.ndim()), Replicate());
+  const at::Tensor given = mesh.ndim() == 1 ? row.input : distribute_tensor(row.input, mesh, everywhere, kNoSource);
   for (int call = 1; call <= 3; ++call)
-    CHECK(scaled_difference(tp(row.input).toTensor(), reference.forward({row.input}).toTensor()) <= 1e-12);
+    CHECK(scaled_difference(tp(given).toTensor(), reference.forward({row.input}).toTensor()) <= 1e-12);
 }
 
 }  // namespace
@@ -299,8 +305,47 @@ TEST_CASE("refused: frozen and optimized modules, Prepare styles, other types, a
           "of TorchScript cannot be hooked");
   refused("model", {{"layers.0.norm1", ColwiseParallel()}}, "of type torch.nn.modules.normalization.LayerNorm");
   refused("renormalized", {{"0", ColwiseParallel()}}, "max_norm");
+  refused("sparse", {{"0", ColwiseParallel()}}, "0 is an Embedding with sparse(true)");
+  refused("sparse", {}, "0 is an Embedding with sparse(true)");
   refused("mlp", {{"side", ColwiseParallel()}}, "the root's are: up, down");
   check_refused_on_every_rank(
       {2}, {"tp"}, "compute_dtype BFloat16 for a TorchScript module",
       [&](const DeviceMesh& mesh) { parallelize_module(load("mlp"), mesh, kMlp, {.compute_dtype = at::kBFloat16}); });
+  check_refused_on_every_rank({2, 1}, {"dp", "tp"}, "the parallelized module: its input [2, 8] is plain",
+                              [&](const DeviceMesh& mesh) {
+                                parallelize_module(load("mlp"), mesh, {}, {.src_rank = kNoSource})(at::ones({2, 8}));
+                              });
+}
+
+TEST_CASE("a compute_dtype that one rank gives is refused on every rank") {
+  run_in_process(2, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+    ParallelizeOptions options;
+    if (world->rank() == 1) options.compute_dtype = at::kBFloat16;
+    const torch::jit::Module module = load("mlp");
+    CHECK_THROWS_WITH_AS(parallelize_module(module, mesh, kMlp, options),
+                         doctest::Contains("rank 1: parallelize_module: compute_dtype BFloat16 for a TorchScript"),
+                         std::invalid_argument);
+    CHECK_NOTHROW(parallelize_module(module, mesh, kMlp));
+  });
+}
+
+TEST_CASE("where several ranks split the batch, tuples and lists among the arguments are looked into") {
+  torch::jit::Module first("First"), shaped("Shaped");
+  first.define("def forward(self, x: Tuple[int, Tensor]):\n    return x[1]\n");
+  shaped.define("def forward(self, x, sizes: List[int]):\n    return x\n");
+  const auto call_first = [&](const DeviceMesh& mesh, const at::Tensor& x) {
+    parallelize_module(first, mesh, {}, {.src_rank = kNoSource})(std::tuple<int64_t, at::Tensor>(1, x));
+  };
+  const auto call_shaped = [&](const DeviceMesh& mesh, const at::Tensor& x) {
+    parallelize_module(shaped, mesh, {}, {.src_rank = kNoSource})(x, std::vector<int64_t>{2, 8});
+  };
+  const at::Tensor x = at::ones({2, 8});
+  const std::string text = "the parallelized module: its input [2, 8] is plain";
+  check_refused_on_every_rank({2, 1}, {"dp", "tp"}, text, [&](const DeviceMesh& mesh) { call_first(mesh, x); });
+  check_refused_on_every_rank({2, 1}, {"dp", "tp"}, text, [&](const DeviceMesh& mesh) { call_shaped(mesh, x); });
+  const DeviceMesh mesh = fake_mesh(0, {2, 1}, {"dp", "tp"});
+  const at::Tensor batch = from_local(x, mesh, {Shard(0), Replicate()});
+  CHECK_NOTHROW(call_first(mesh, batch));
+  CHECK_NOTHROW(call_shaped(mesh, batch));
 }
