@@ -239,12 +239,14 @@ void check_tensors(const at::Tensor& local, const DeviceMesh& mesh, const Placem
   }
   check_device(local, mesh, "from_local", "tensor");
   check_mask(local, placements, mask);
-  check_partials(placements, local.scalar_type(), "from_local");
+  for (const Placement& p : placements) {
+    if (p.is_partial()) p.reduction().check(local.scalar_type(), "from_local");
+  }
 }
 
 // Checks what every rank passes alike, so that all of them throw.
 void check_options(const Placements& placements, const FromLocalOptions& options) {
-  check_commute(placements, "from_local");
+  if (placements.size() > 1) check_commute(placements, "from_local");
   if (options.stride && !options.shape) {
     throw std::invalid_argument("from_local: stride without shape; give both, or shape alone");
   }
@@ -305,10 +307,8 @@ Layouts checked_layouts(const at::Tensor& local, const DeviceMesh& mesh, const P
   const auto fits_mesh = [&](const Placements& each) { return std::ssize(each) == mesh.ndim(); };
   const bool alike =
       options.shape || !fits_mesh(placements) || (options.grad_placements && !fits_mesh(*options.grad_placements));
-  if (alike) return read_layouts(local, mesh, placements, options);
-  Layouts out;
-  check_here(mesh, options, [&] { out = read_layouts(local, mesh, placements, options); });
-  return out;
+  if (alike || options.check) return read_layouts(local, mesh, placements, options);
+  return failing(mesh.world(), "from_local", [&] { return read_layouts(local, mesh, placements, options); });
 }
 
 // Returns the text of what all ranks must pass alike. Without a shape option the shape follows from the pieces, which

@@ -9,24 +9,6 @@
 
 namespace tessera::detail {
 
-namespace {
-
-// Returns how many owners of the memory of `t` only `t` itself keeps: 1 where it is a view whose base nobody else has,
-// such as the gradient of a weight that was transposed.
-std::size_t owned_through_base(const at::Tensor& t, const at::Tensor& memory) {
-  if (!t.is_view()) return 0;
-  const at::TensorBase& base = t._base();
-  if (base.use_count() > 1) return 0;
-  c10::TensorImpl* const impl = base.unsafeGetTensorImpl();
-  if (!is_dtensor_impl(impl)) return base.is_alias_of(memory) ? 1 : 0;
-  Meta& of = *static_cast<Meta*>(impl->get_backend_meta());
-  if (c10::raw::intrusive_ptr::use_count(&of) > 1 || of.is_pending()) return 0;
-  const at::Tensor& piece = of.local();
-  return piece.use_count() == 1 && piece.is_alias_of(memory) ? 1 : 0;
-}
-
-}  // namespace
-
 bool shares_memory(const at::Tensor& t) {
   const at::Tensor* memory = &t;
   if (is_dtensor(t)) {
@@ -37,8 +19,7 @@ bool shares_memory(const at::Tensor& t) {
     if (memory->use_count() > 1) return true;
   }
   if (!memory->has_storage()) return false;
-  std::size_t others = memory->storage().use_count() - 1;
-  if (others > 0) others -= owned_through_base(t, *memory);
+  const std::size_t others = memory->storage().use_count() - 1;
   return others > 1 || (others == 1 && !is_listed(memory->storage()));
 }
 

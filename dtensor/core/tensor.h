@@ -174,8 +174,8 @@ inline bool is_dtensor(const at::Tensor& t) { return t.defined() && is_dtensor_i
 // Returns the Meta of `t`, which must be a DTensor.
 inline Meta& meta(const at::Tensor& t) { return *static_cast<Meta*>(t.unsafeGetTensorImpl()->get_backend_meta()); }
 
-// Says whether another tensor, view or saved tensor shares the memory of `t`, a DTensor or a plain tensor. A pending
-// piece is new. It counts neither further handles of `t` itself nor the base of a view that nothing else holds.
+// Says whether another tensor, view or saved tensor shares the memory of `t`, a DTensor, or a plain tensor that is no
+// view of its own. A pending piece is new. It does not count further handles of `t` itself.
 bool shares_memory(const at::Tensor& t);
 
 // Says whether a write to `t`, a DTensor, raises the version in its WriteCounters. It does not for data(), whose writes

@@ -37,8 +37,7 @@ namespace {
 
 constexpr const char* kOp = "save_training_state";
 constexpr int64_t kAlignment = 64;
-// A file system of a network may show a new folder late: NFS remembers for half a minute what was not there.
-constexpr std::chrono::milliseconds kLongestUnseen(60000);
+constexpr std::chrono::milliseconds kLongestUnseen(5000);  // a file system of a network may show a new folder late
 constexpr std::chrono::milliseconds kBetweenLooks(10);
 
 void check_options(const SaveStateOptions& options, int64_t step) {
@@ -90,14 +89,14 @@ std::string from_first_rank(const std::string& text, const DeviceMesh& mesh) {
 
 // Throws where this rank does not see the folder that the first rank of `mesh` has just made.
 void check_seen(const std::string& folder, const DeviceMesh& mesh) {
-  const auto patience = std::min(kLongestUnseen, mesh.world().timeout() / 2);
-  const auto limit = std::chrono::steady_clock::now() + patience;
+  const auto limit = std::chrono::steady_clock::now() + kLongestUnseen;
   std::error_code error;
   while (!std::filesystem::exists(folder, error)) {
     if (std::chrono::steady_clock::now() > limit) {
       throw std::invalid_argument(
           fmt::format("{}: this rank does not see '{}'{}, which rank {} has just made; save into one folder that all "
-                      "ranks share, on several hosts that of a file system which all of them have",
+                      "ranks share, on several hosts that of a file system which all of them have (NFS may take half "
+                      "a minute to show a folder that was looked for before: make it before the job)",
                       kOp, folder, error ? " (" + error.message() + ")" : "", mesh.mesh().ranks().front()));
     }
     std::this_thread::sleep_for(kBetweenLooks);
