@@ -97,8 +97,8 @@ class GradientHook final : public FunctionPreHook {
   }
 
   // Returns a copy where somebody else holds the gradient's memory by another tensor. Of a tensor that others hold as
-  // it is, and under create_graph, autograd makes the copy itself. A view, such as that of a Linear's transposed weight,
-  // always shares memory with its base: it is taken as autograd takes it, without a copy.
+  // it is, and under create_graph, autograd makes the copy itself. A view, such as that of a Linear's transposed
+  // weight, always shares memory with its base: it is taken as autograd takes it, without a copy.
   static at::Tensor own(const at::Tensor& g) {
     return !c10::GradMode::is_enabled() && !g.is_view() && shares_memory(g) ? g.clone() : g;
   }
