@@ -57,9 +57,9 @@ struct FromLocalOptions {
 // Differentiable: the gradient is a plain tensor (see grad_placements), of zeros on a rank outside the mesh.
 // Communicates only with `check`: one all_reduce of 40 bytes and two all_gathers per mesh dimension.
 // Throws std::invalid_argument, alike on every rank, on placements and options that do not fit each other or the mesh.
-// What does not fit in this rank's tensor or mask (sizes, dtype, device, a sparse layout) may fit on other ranks: the
-// rank that sees it throws and the job fails; with `check` every rank throws, and the job goes on. Without `shape` the
-// same holds for placements that do not fit the shape inferred here.
+// This rank's tensor or mask (its sizes, dtype, device or sparse layout) may be wrong where those of other ranks are
+// right: then this rank throws and the job fails; with `check` every rank throws, and the job goes on. Without `shape`
+// the same holds for placements that do not fit the shape inferred here.
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options = {});
 

@@ -97,8 +97,7 @@ class PieceDerivative {
     } catch (const Reduction::NotImplemented&) {
       throw;
     } catch (...) {
-      mesh_.world().guard("from_local", [] { throw; });  // rethrows the current exception inside guard
-      throw;
+      rethrow_failing(mesh_.world(), "from_local");
     }
   }
 

@@ -6,6 +6,12 @@
 
 namespace tessera {
 
+// Fails the job with the exception that is being handled, as World::guard does, and throws it on.
+[[noreturn]] inline void rethrow_failing(World& world, const char* where) {
+  world.guard(where, [] { throw; });  // rethrows the current exception inside guard
+  throw;
+}
+
 // Returns what `body` returns. An exception in it, such as a lack of memory or an error of a user's code, may be one of
 // this rank alone: it fails the job, since the other ranks would wait for this one, and is thrown on. World::guard does
 // that too; this function costs nothing where nothing is thrown.
@@ -14,8 +20,7 @@ auto failing(World& world, const char* where, const Body& body) {
   try {
     return body();
   } catch (...) {
-    world.guard(where, [] { throw; });  // rethrows the current exception inside guard, which fails the World
-    throw;
+    rethrow_failing(world, where);
   }
 }
 
@@ -28,8 +33,7 @@ auto failing_unless_refused(World& world, const char* where, const Body& body) {
   } catch (const std::invalid_argument&) {
     throw;
   } catch (...) {
-    world.guard(where, [] { throw; });
-    throw;
+    rethrow_failing(world, where);
   }
 }
 

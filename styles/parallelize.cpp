@@ -1,7 +1,6 @@
 #include "tessera/styles/parallelize.h"
 
 #include <algorithm>
-#include <exception>
 #include <functional>
 #include <map>
 #include <optional>
@@ -14,6 +13,7 @@
 
 #include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/deferred/deferred.h"
+#include "tessera/mesh/failing.h"
 #include "tessera/placement/planner/cost_model.h"
 #include "tessera/styles/layout_plan.h"
 #include "tessera/styles/module_tree.h"
@@ -322,21 +322,6 @@ void make_plan(Planned& planned, const detail::Subject& subject, const DeviceMes
   check_optimizers(layout, options);
 }
 
-// Plans without communication. A std::invalid_argument is taken to occur on every rank; any other exception fails the
-// job.
-void make_plan_without_communication(Planned& planned, const detail::Subject& subject, const DeviceMesh& mesh,
-                                     const ParallelizeOptions& options) {
-  std::exception_ptr alike;
-  mesh.world().guard("parallelize_module", [&] {
-    try {
-      make_plan(planned, subject, mesh, options);
-    } catch (const std::invalid_argument&) {
-      alike = std::current_exception();
-    }
-  });
-  if (alike) std::rethrow_exception(alike);
-}
-
 }  // namespace
 
 detail::Calling detail::parallelize(torch::nn::Module* root, const MakePlan& plan, const DeviceMesh& mesh,
@@ -352,7 +337,7 @@ detail::Calling detail::parallelize(const Subject& subject, const DeviceMesh& me
   const detail::NotDeferred own_tensors;
   Planned planned;
   if (options.src_rank == kNoSource) {
-    make_plan_without_communication(planned, subject, mesh, options);
+    failing_unless_refused(mesh.world(), "parallelize_module", [&] { make_plan(planned, subject, mesh, options); });
   } else {
     Agreement({mesh}, "parallelize_module")
         .run([&] { make_plan(planned, subject, mesh, options); }, [&] { return fingerprint_of(planned, options); },

@@ -288,7 +288,7 @@ TESSERA_RANKS_TEST_CASE("what cannot be drawn is refused before anything is", {1
                     "aten::randint_like: Byte has the whole numbers from 0 to 255, not all from -1 to 4");
   CHECK_THROWS_WITH(tessera::randint(3, 3, {2}, mesh, {S0}),
                     "randint: no number is at least 3 and below 3; give low below high");
-  // Of one element, which the first rank alone has.
+  // It has one element, which the first rank alone holds.
   CHECK_THROWS_WITH(tessera::rand({1}, mesh, {S0}, at::kLong),
                     "rand: Long is no floating-point dtype; give one, or call randint for whole numbers");
   CHECK_THROWS_WITH(tessera::randn({1}, mesh, {S0}, at::kBool),

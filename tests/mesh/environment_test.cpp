@@ -171,7 +171,7 @@ TEST_CASE("srun starts one torchrun per node: Slurm's variables, and those that 
     check_place(with(alone, step), "torchrun", {1, 2, 0, 1});
     check_place(with(kTorchrun, step), "torchrun", {5, 8, 1, 4});
   }
-  // What mpiexec of MPICH sets, for one task per node.
+  // MPICH's mpiexec sets these, for one task per node.
   const EnvironmentVariables hydra = {
       {"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}};
   check_place(with(alone, hydra), "torchrun", {1, 2, 0, 1});

@@ -83,7 +83,7 @@ TEST_CASE("where several ranks split the batch, a call with plain tensors alone 
     adder(x.select(0, 0), std::nullopt, std::vector<at::Tensor>{batch});
     adder(DTensor(batch));
     adder(at::scalar_tensor(2));
-    // What a type of the caller's own holds is not known.
+    // Nobody knows what a type of the caller's own holds, so it passes.
     parallelize_module(Batched(), mesh, ParallelPlan{}, {.src_rank = kNoSource})(Batch{x});
   };
   const DeviceMesh plane = fake_mesh(1, {2, 2}, {"dp", "tp"});

@@ -73,7 +73,7 @@ TEST_CASE("tools: --help answers at once and names the script's own options") {
       CHECK(outcome.exit_code == 0);
       CHECK(contains(outcome.output, std::string("tools/") + row.tool + " "));
       for (const std::string& option : row.options) CHECK(contains(outcome.output, option));
-      // What follows the script's first comment is no help.
+      // The help ends where the script's first comment does.
       CHECK_FALSE(contains(outcome.output, "set -"));
     }
   }

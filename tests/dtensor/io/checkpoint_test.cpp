@@ -179,7 +179,7 @@ TEST_CASE("checkpoint: parts that no index names are written over, unless an ind
   CHECK(value_of(model) == 2);
   CHECK(files_in(folder.path()).contains("model-v3-00001-of-00002.safetensors"));
   CHECK(read_text(folder / "model-v2-00002-of-00002.safetensors") == "left by somebody");
-  // That index may name the old parts too.
+  // The unreadable index may name the old parts too.
   CHECK(files_in(folder.path()).contains("model-00001-of-00002.safetensors"));
   CAPTURE(text);
   CHECK(text.find("the files of the checkpoint that was there stay") != std::string::npos);
