@@ -62,6 +62,8 @@ class DeviceMesh {
 
   int64_t ndim() const { return mesh().ndim(); }
   int64_t size() const { return mesh().size(); }
+  // These, and all functions below that take one mesh dimension, count a negative number from the end, and throw
+  // std::invalid_argument on a number or name that the mesh does not have.
   int64_t size(int64_t mesh_dim) const { return mesh().size(mesh_dim); }
   int64_t size(std::string_view name) const { return mesh().size(mesh().mesh_dim(name)); }
   std::string mesh_dim_name(int64_t mesh_dim) const;  // its name, or its index as text
@@ -105,7 +107,8 @@ class DeviceMesh {
   // the device or its backend is not available.
   c10::intrusive_ptr<c10d::Backend> group(int64_t mesh_dim) const;
   c10::intrusive_ptr<c10d::Backend> group(std::string_view name) const;
-  // Returns the global ranks of that group, ordered by coordinate.
+  // Returns the global ranks of that group, ordered by coordinate. A rank outside the mesh gets those of the
+  // group at coordinate 0.
   const std::vector<int64_t>& group_ranks(int64_t mesh_dim) const;
 
   // Returns the options in which that group differs from the world's.

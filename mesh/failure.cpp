@@ -14,10 +14,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/mesh/core/error_text.h"
+#include "tessera/mesh/core/logger.h"
 #include "tessera/mesh/core/poll.h"
 #include "tessera/mesh/core/within.h"
 #include "tessera/mesh/process_state.h"
@@ -104,6 +104,16 @@ bool is_own_error(const std::exception& error) {
   return dynamic_cast<const std::bad_alloc*>(&error) != nullptr || is_own_error(error_text(error));
 }
 
+std::string job_name(const c10::intrusive_ptr<c10d::Store>& store) {
+  try {
+    const auto timed = timed_store(store, kStoreAnswers);
+    return timed->check({process_key(0)}) ? timed->get_to_str(process_key(0)) : "";
+  } catch (const std::exception& error) {
+    logger().debug("the store did not name the job: {}", error.what());
+    return "";
+  }
+}
+
 FailureBoard::FailureBoard(Options options)
     : options_(std::move(options)),
       store_(!options_.store || never_blocks(*options_.store) ? options_.store
@@ -168,7 +178,7 @@ bool FailureBoard::try_in_store(const char* what, const std::function<void()>& b
     if (store_) body();
     return true;
   } catch (const std::exception& error) {
-    spdlog::debug("rank {}: {}: {}", options_.rank, what, error.what());
+    logger().debug("rank {}: {}: {}", options_.rank, what, error.what());
     return false;
   }
 }
@@ -201,12 +211,12 @@ std::optional<Failure> FailureBoard::find() noexcept {
   try {
     if (auto found = find_in_store()) return found;
   } catch (const std::exception& error) {
-    spdlog::debug("rank {}: the store did not answer: {}", options_.rank, error.what());
+    logger().debug("rank {}: the store did not answer: {}", options_.rank, error.what());
   }
   try {
     return find_in_file();
   } catch (const std::exception& error) {
-    spdlog::debug("rank {}: {} could not be read: {}", options_.rank, options_.lost_file, error.what());
+    logger().debug("rank {}: {} could not be read: {}", options_.rank, options_.lost_file, error.what());
   }
   return std::nullopt;
 }
@@ -277,7 +287,7 @@ std::optional<Failure> FailureBoard::search(const std::vector<int64_t>& ranks,
         deadline = std::min(deadline, std::chrono::steady_clock::now() + kLauncherNeeds);
       }
     } catch (const std::exception& error) {
-      spdlog::debug("rank {}: the store did not answer: {}", options_.rank, error.what());
+      logger().debug("rank {}: the store did not answer: {}", options_.rank, error.what());
     }
     if (std::chrono::steady_clock::now() >= deadline) return ended;
     std::this_thread::sleep_for(kLook);
@@ -340,7 +350,7 @@ std::string FailureBoard::who_is_missing(const std::vector<int64_t>& ranks,
     }
     if (store_) let_others_look();
   } catch (const std::exception& error) {
-    spdlog::debug("rank {}: the store did not say who came: {}", options_.rank, error.what());
+    logger().debug("rank {}: the store did not say who came: {}", options_.rank, error.what());
   }
   if (!missing.has_value() && options_.rank_0_serves_store && options_.rank != 0) {
     return "; rank 0, which serves the store, does not answer";

@@ -58,6 +58,10 @@ bool is_own_error(const std::string& text);
 // Says the same of an error, by its type or its text: memory that cannot be had is this process's own lack.
 bool is_own_error(const std::exception& error);
 
+// Returns a text that the store of a job's World gives every rank alike, and that of no other job gives: what describes
+// the process of rank 0. Returns "" where the store does not give it within a second.
+std::string job_name(const c10::intrusive_ptr<c10d::Store>& store);
+
 // Through this class one rank records and looks up the job's failure: in a local flag, in a record in the store, and in
 // the file in which a launcher notes a rank that it saw die.
 //

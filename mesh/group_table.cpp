@@ -11,13 +11,13 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/mesh/backends/nccl_group.h"
 #include "tessera/mesh/backends/orderly_end.h"
+#include "tessera/mesh/core/logger.h"
 #include "tessera/mesh/core/within.h"
 #include "tessera/mesh/watched_store.h"
 
@@ -53,7 +53,7 @@ void start_to_close(const BackendGroup& group, std::vector<std::jthread>& closer
   try {
     closers.emplace_back([&group] { group.close(); });
   } catch (const std::exception& error) {  // also where there is no memory
-    spdlog::debug("closing a group without a thread of its own: {}", error.what());
+    logger().debug("closing a group without a thread of its own: {}", error.what());
     group.close();
   }
 }
@@ -86,7 +86,7 @@ void GroupTable::end() noexcept {
   if (std::exchange(ended_, true)) return;
   // Nobody asks any more whether a collective was aborted whose values are in use.
   if (!options_.board->failed()) {
-    if (const std::optional<WaitError> error = aborted()) spdlog::warn("rank {}: {}", options_.rank, error->what());
+    if (const std::optional<WaitError> error = aborted()) logger().warn("rank {}: {}", options_.rank, error->what());
   }
   end_watch();
   for (const auto& [key, group] : groups_) {
@@ -106,10 +106,10 @@ std::string GroupTable::end_one(const BackendGroup& group, void (OrderlyEnd::*st
     return {};
   } catch (const LateError& error) {
     is_late_ = true;
-    spdlog::warn("rank {}: ending a group: {}; what it has queued is given up", options_.rank, error.what());
+    logger().warn("rank {}: ending a group: {}; what it has queued is given up", options_.rank, error.what());
     return error.what();
   } catch (const std::exception& error) {
-    spdlog::debug("rank {}: ending a group: {}", options_.rank, error.what());
+    logger().debug("rank {}: ending a group: {}", options_.rank, error.what());
     return error.what();
   }
 }
@@ -148,7 +148,7 @@ c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ra
     options_.board->remember(ranks);
     throw_if_mixed();
   }
-  spdlog::debug("rank {}: made the group of ranks [{}]", options_.rank, fmt::join(ranks, ", "));
+  logger().debug("rank {}: made the group of ranks [{}]", options_.rank, fmt::join(ranks, ", "));
   const std::lock_guard lock(mutex_);
   if (made.aborted) some_abort_themselves_ = true;
   const auto inserted = groups_.emplace(key, std::move(made)).first;

@@ -9,10 +9,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include "tessera/mesh/backends/backend_group.h"
 #include "tessera/mesh/core/error_text.h"
+#include "tessera/mesh/core/logger.h"
 #include "tessera/mesh/core/mismatch.h"
 #include "tessera/mesh/record_file.h"
 #include "tessera/mesh/recorder.h"
@@ -84,7 +84,7 @@ void World::Impl::keep_records(const Recorder& recorder, const std::string& fail
         options.records_folder,
         {.rank = options.rank, .failure = failure, .counts = std::move(counts), .records = recorder.records()});
   } catch (const std::exception& error) {
-    spdlog::warn("{}", error.what());  // the failure itself matters more
+    logger().warn("{}", error.what());  // the failure itself matters more
   }
 }
 

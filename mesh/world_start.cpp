@@ -13,13 +13,13 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/mesh/backends/nccl_group.h"
+#include "tessera/mesh/core/logger.h"
 #include "tessera/mesh/environment.h"
 #include "tessera/mesh/record_file.h"
 #include "tessera/mesh/recorder.h"
@@ -150,7 +150,7 @@ std::shared_ptr<World> World::create(WorldOptions options) {
 void World::start() {
   const std::string& records = impl_->options.records_folder;
   if (const std::string why = records.empty() ? "" : prepare_records(records, rank(), size()); !why.empty()) {
-    spdlog::warn("rank {}: there will be no records of a failure in {}: {}", rank(), records, why);
+    logger().warn("rank {}: there will be no records of a failure in {}: {}", rank(), records, why);
   }
   const char* step = "saying how many ranks a host has";
   try {

@@ -1,9 +1,9 @@
 #include "tessera/dtensor/core/modes.h"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include "tessera/dtensor/core/implicit_communication.h"
+#include "tessera/mesh/core/logger.h"
 
 namespace tessera {
 namespace {
@@ -23,7 +23,7 @@ WarnImplicit::WarnImplicit(bool enabled) : previous_(warning), enabled_(enabled)
 WarnImplicit::~WarnImplicit() { warning = previous_; }
 bool WarnImplicit::enabled() { return warning != nullptr && warning->enabled_; }
 void WarnImplicit::warn(const std::string& text) {
-  if (enabled() && warning->said_.insert(text).second) spdlog::warn(text);
+  if (enabled() && warning->said_.insert(text).second) logger().warn(text);
 }
 
 ImplicitReplication::ImplicitReplication(bool enabled) : previous_(implicit_replication) {

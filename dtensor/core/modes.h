@@ -27,9 +27,9 @@ class Strict {
   bool previous_;
 };
 
-// While a WarnImplicit is alive, each operator on this thread that communicates on its own logs a warning with spdlog's
-// default logger. It names the operator, the tensors' layouts and the collective; each text is logged once. Nothing is
-// refused. CommCounter counts the collectives.
+// While a WarnImplicit is alive, each operator on this thread that communicates on its own logs a warning (see
+// mesh/core/log.h). It names the operator, the tensors' layouts and the collective; each text is logged once. Nothing
+// is refused. CommCounter counts the collectives.
 class WarnImplicit {
  public:
   explicit WarnImplicit(bool enabled = true);

@@ -7,13 +7,13 @@
 
 #include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
-#include <spdlog/spdlog.h>
 
 #include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/tangent.h"
+#include "tessera/mesh/core/logger.h"
 #include "tessera/mesh/recorder.h"
 
 namespace tessera {
@@ -54,7 +54,7 @@ bool moves_inputs(const c10::OperatorHandle& op, torch::jit::Stack& args) {
 
 void count_replicated(const std::string& op) {
   registry().replicated.fetch_add(1, std::memory_order_relaxed);
-  spdlog::debug("{}: no sharding rule that fits; runs replicated", op);
+  logger().debug("{}: no sharding rule that fits; runs replicated", op);
 }
 
 DecisionCache::Entry& DecisionCache::slot(uint64_t hash, at::ArrayRef<uint64_t> words) {

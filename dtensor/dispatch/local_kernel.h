@@ -66,7 +66,7 @@ using Decomposition = bool (*)(const c10::OperatorHandle& op, torch::jit::Stack&
 enum class DecomposedCalls {
   kAll,
   kInInference,             // under InferenceMode
-  kBesidePlainInInference,  // under InferenceMode, with a plain tensor among the DTensors
+  kBesidePlainInInference,  // under InferenceMode; a call without a plain tensor may skip it
 };
 // Holds a decomposition, and the calls for which it is tried.
 struct DecompositionEntry {

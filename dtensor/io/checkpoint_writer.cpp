@@ -12,11 +12,11 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include "tessera/dtensor/io/strict_json.h"
 #include "tessera/dtensor/io/two_buffers.h"
 #include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/core/logger.h"
 
 namespace tessera {
 namespace {
@@ -240,7 +240,7 @@ void CheckpointWriter::remove_replaced() {
   if (replaced_.empty()) return;
   auto [kept, unread] = names_of_others(path_);
   if (!unread.empty()) {
-    spdlog::warn(
+    logger().warn(
         "saving to '{}': the files of the checkpoint that was there stay, since an index in the folder that cannot be "
         "read may name them; mend or remove it: {}",
         path_, unread);

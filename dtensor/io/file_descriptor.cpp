@@ -61,6 +61,17 @@ void read_at(const FileDescriptor& file, const std::string& path, int64_t positi
   }
 }
 
+void write_at(const FileDescriptor& file, const std::string& path, int64_t position, const char* data, int64_t count) {
+  while (count > 0) {
+    const ssize_t done = ::pwrite(file.get(), data, static_cast<std::size_t>(count), position);
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) throw_errno("write", path);
+    data += done;
+    position += done;
+    count -= done;
+  }
+}
+
 void throw_errno(const std::string& action, const std::string& path) {
   const int error = errno;  // before anything changes it
   throw std::system_error(error, std::generic_category(), fmt::format("cannot {} '{}'", action, path));

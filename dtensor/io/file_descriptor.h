@@ -32,6 +32,9 @@ FileDescriptor open_regular_file(const std::string& path, int64_t& file_bytes);
 // ends before.
 void read_at(const FileDescriptor& file, const std::string& path, int64_t position, int64_t count, void* to);
 
+// Writes the bytes to [position, position + count). Throws std::system_error when the system cannot.
+void write_at(const FileDescriptor& file, const std::string& path, int64_t position, const char* data, int64_t count);
+
 // Throws std::system_error "cannot <action> '<path>': <errno's text>".
 [[noreturn]] void throw_errno(const std::string& action, const std::string& path);
 

@@ -38,17 +38,6 @@ std::string path_of(const StateJob& job, std::size_t file) {
   return (fs::path(job.path) / job.files[file].name).string();
 }
 
-void write_at(const FileDescriptor& file, const std::string& path, int64_t position, const char* data, int64_t count) {
-  while (count > 0) {
-    const ssize_t done = ::pwrite(file.get(), data, static_cast<std::size_t>(count), position);
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0) throw_errno("write", path);
-    data += done;
-    position += done;
-    count -= done;
-  }
-}
-
 // Writes this rank's bytes, and sums up their checksums.
 class OwnPart {
  public:

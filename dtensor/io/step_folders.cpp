@@ -5,11 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -18,11 +20,11 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include "tessera/dtensor/io/atomic_file.h"
 #include "tessera/dtensor/io/block_reader.h"
 #include "tessera/dtensor/io/state_manifest.h"
+#include "tessera/mesh/core/logger.h"
 #include "tessera/mesh/core/same_file.h"
 
 namespace tessera {
@@ -32,6 +34,8 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step_";
 constexpr std::string_view kTemporary = ".tmp-";
+constexpr const char* kSavedByName = ".saved_by";
+constexpr int64_t kMaxSavedByBytes = int64_t{1} << 24;
 
 std::optional<int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -66,18 +70,50 @@ void make_folders(const std::string& folder) {
   for (const std::string& parent : parents) sync_folder(parent);
 }
 
-FileDescriptor open_folder(const std::string& path) {
-  return FileDescriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+// Opens the file that is locked in the folder `path`, with more flags of open().
+FileDescriptor open_lock(const std::string& path, int flags) {
+  const std::string name = path + "/" + kSavedByName;
+  return FileDescriptor(::open(name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | flags, 0666));
 }
 
-// Removes temporary folders that nobody has locked: their processes ended before they could.
+// Removes temporary folders that nobody has locked: their processes ended before they could. One without the file that
+// is locked was left by a process that had begun to remove it, or is so new that its maker, which does not find that
+// file made by itself, makes another one.
 void remove_abandoned(const std::string& folder) {
   std::error_code ignored;
   for (const auto& item : fs::directory_iterator(folder, ignored)) {
-    if (!is_temporary(item.path().filename().string())) continue;
-    const FileDescriptor there = open_folder(item.path().string());
+    if (!is_temporary(item.path().filename().string()) || !fs::is_directory(item.symlink_status(ignored))) continue;
+    FileDescriptor there = open_lock(item.path().string(), 0);
+    if (!there.is_open() && errno == ENOENT) there = open_lock(item.path().string(), O_CREAT | O_EXCL);
     if (there.is_open() && ::flock(there.get(), LOCK_EX | LOCK_NB) == 0) fs::remove_all(item.path(), ignored);
   }
+}
+
+// Returns what stands in the file ".saved_by": the job in one line, and the ranks in another.
+std::string text_of(SavedBy by) {
+  std::ranges::sort(by.ranks);
+  return by.job.empty() ? "" : fmt::format("{}\n{}", by.job, fmt::join(by.ranks, ", "));
+}
+
+// Returns the text in a state's file ".saved_by"; "" where it cannot be read, as where another job has just removed the
+// state.
+std::string saved_by(const std::string& state) {
+  try {
+    return read_whole_file(state + "/" + kSavedByName, kMaxSavedByBytes);
+  } catch (const std::exception&) {
+    return "";
+  }
+}
+
+// Throws where other ranks of the job that `own` names have saved `state`, whose name is `target` or was until now.
+void check_replaceable(const std::string& state, const std::string& target, const std::string& own) {
+  const std::string there = own.empty() ? "" : saved_by(state);
+  const std::size_t line = own.find('\n') + 1;
+  if (there.empty() || there == own || !there.starts_with(own.substr(0, line))) return;
+  throw std::invalid_argument(
+      fmt::format("ranks {} cannot save '{}', which ranks {} of this job have saved: one would replace the other's "
+                  "state; give each mesh a folder of its own",
+                  own.substr(line), target, there.substr(line)));
 }
 
 // Is how often a new name is tried, since a file system may fail to look at any.
@@ -89,13 +125,13 @@ FileDescriptor create_locked(const std::string& folder, const std::string& name,
   for (int tries = 0; tries < kMostTries; ++tries) {
     path = temporary_path(folder, name);
     if (::mkdir(path.c_str(), 0777) != 0) throw_errno("make a folder to save into", path);
-    FileDescriptor there = open_folder(path);
-    if (!there.is_open() && errno != ENOENT) throw_errno("open the folder", path);
+    FileDescriptor there = open_lock(path, O_CREAT | O_EXCL);
+    if (!there.is_open() && errno != ENOENT && errno != EEXIST) throw_errno("make a file in the folder", path);
     if (!there.is_open()) continue;
     // Another job that has the lock is about to remove the folder. Every other failure is harmless: there are file
     // systems without locks.
     const bool is_theirs = ::flock(there.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    if (!is_theirs && names_file(path, there.get())) return there;
+    if (!is_theirs && names_file(path + "/" + kSavedByName, there.get())) return there;
   }
   throw_errno("lock the folder", path);
 }
@@ -125,33 +161,50 @@ void remove_step(const std::string& folder, const std::string& path) {
     error = std::error_code(errno, std::generic_category());
   }
   if (!error) return;
-  spdlog::warn("the old training state '{}' cannot be removed: {}; the next save tries again", path, error.message());
+  logger().warn("the old training state '{}' cannot be removed: {}; the next save tries again", path, error.message());
+}
+
+// Throws where other ranks of the job have saved `state`, after it has got its name `target` back by `back`. It is
+// asked when the state has lost that name: before, those ranks might still replace an older one.
+void check_replaced(const std::string& state, const std::string& target, const std::string& own,
+                    const std::function<void()>& back) {
+  try {
+    check_replaceable(state, target, own);
+  } catch (const std::invalid_argument&) {
+    back();
+    throw;
+  }
 }
 
 // Gives the folder `path` the name `target` where the file system cannot exchange names. Returns the hidden name that
 // an older folder of that name has then.
-std::string rename_in_turn(const std::string& path, const std::string& target) {
+std::string rename_in_turn(const std::string& path, const std::string& target, const std::string& by) {
   std::string hidden = temporary_path(folder_of(target), fs::path(target).filename().string());
   // Another job may have removed the older folder meanwhile.
   if (std::rename(target.c_str(), hidden.c_str()) != 0 && errno != ENOENT) throw_errno("rename the old folder", target);
+  check_replaced(hidden, target, by, [&] { static_cast<void>(std::rename(hidden.c_str(), target.c_str())); });
   if (std::rename(path.c_str(), target.c_str()) != 0) {
     const int error = errno;
     static_cast<void>(std::rename(hidden.c_str(), target.c_str()));  // so that the older state stays
     errno = error;
     throw_errno("name the folder", target);
   }
-  spdlog::warn("'{}' has been replaced by two renames, since its file system cannot exchange names", target);
+  logger().warn("'{}' has been replaced by two renames, since its file system cannot exchange names", target);
   return hidden;
 }
 
 // Gives the folder `path` the name `target`. Returns the hidden name that a folder which had this name has then; "" if
 // there was none.
-std::string rename_or_exchange(const std::string& path, const std::string& target, ExchangeNames exchange) {
+std::string rename_or_exchange(const std::string& path, const std::string& target, const std::string& by,
+                               ExchangeNames exchange) {
   while (true) {
     if (std::rename(path.c_str(), target.c_str()) == 0) return "";
     if (errno != EEXIST && errno != ENOTEMPTY) throw_errno("name the folder", target);
-    if (exchange(path.c_str(), target.c_str()) == 0) return path;
-    if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) return rename_in_turn(path, target);
+    if (exchange(path.c_str(), target.c_str()) == 0) {
+      check_replaced(path, target, by, [&] { static_cast<void>(exchange(path.c_str(), target.c_str())); });
+      return path;
+    }
+    if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) return rename_in_turn(path, target, by);
     // Another job may have removed the other folder meanwhile; then the name is free.
     if (errno != ENOENT) throw_errno("exchange for a new folder", target);
   }
@@ -204,11 +257,19 @@ bool is_whole_state(const std::string& step_folder) {
 
 int exchange_names(const char* a, const char* b) { return ::renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE); }
 
-NewStepFolder::NewStepFolder(const std::string& folder, int64_t step)
-    : folder_(folder), target_(folder + "/" + step_folder_name(step)) {
+NewStepFolder::NewStepFolder(const std::string& folder, int64_t step, const SavedBy& by)
+    : folder_(folder), target_(folder + "/" + step_folder_name(step)), by_(text_of(by)) {
   make_folders(folder_);
+  check_replaceable(target_, target_, by_);
   remove_abandoned(folder_);
   lock_ = create_locked(folder_, step_folder_name(step), path_);
+  try {
+    write_at(lock_, path_ + "/" + kSavedByName, 0, by_.data(), static_cast<int64_t>(by_.size()));
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+    throw;
+  }
 }
 
 NewStepFolder::~NewStepFolder() {
@@ -219,7 +280,7 @@ NewStepFolder::~NewStepFolder() {
 void NewStepFolder::publish(ExchangeNames exchange) {
   sync_folder(path_);
   // An older folder that holds files gets a hidden name, under which the destructor removes it.
-  path_ = rename_or_exchange(path_, target_, exchange);
+  path_ = rename_or_exchange(path_, target_, by_, exchange);
   sync_folder(folder_);
 }
 

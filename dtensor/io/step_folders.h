@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "tessera/dtensor/io/file_descriptor.h"
 
@@ -28,16 +29,24 @@ using ExchangeNames = int (*)(const char* a, const char* b);
 // Is the one of the system.
 int exchange_names(const char* a, const char* b);
 
+// Says who saves a state: these ranks of the job that job_name() of mesh/failure.h names. An empty name tells nothing.
+struct SavedBy {
+  std::string job;
+  std::vector<int64_t> ranks;
+};
+
 // Makes a folder that appears under its name all at once: files are written into `path()`, a hidden folder beside it of
 // a new name (".step_00000100.tmp-<random>"), which publish() renames. Without publish() the destructor removes it. Two
-// jobs never share one. A live process holds a lock on its folder; the constructor removes those that killed processes
-// left behind.
+// jobs never share one. A live process holds a lock on the file ".saved_by" in its folder, since NFS locks files alone;
+// the constructor removes the folders that killed processes left behind.
 //
-// Members throw std::runtime_error with the path and the system's text when the system refuses.
+// Members throw std::runtime_error with the path and the system's text when the system refuses. A state that other
+// ranks of the same job have saved is not replaced, since half of a model would be lost: the constructor, and publish()
+// where those ranks were faster, throw std::invalid_argument.
 class NewStepFolder {
  public:
   // Makes `folder` if it is not there, and writes its name to disk.
-  NewStepFolder(const std::string& folder, int64_t step);
+  NewStepFolder(const std::string& folder, int64_t step, const SavedBy& by = {});
   NewStepFolder(const NewStepFolder&) = delete;
   NewStepFolder& operator=(const NewStepFolder&) = delete;
   ~NewStepFolder();
@@ -55,6 +64,7 @@ class NewStepFolder {
  private:
   std::string folder_;
   std::string target_;
+  std::string by_;
   std::string path_;
   FileDescriptor lock_;
 };

@@ -16,7 +16,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -32,6 +31,7 @@
 #include "tessera/dtensor/io/weight_slots.h"
 #include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/core/logger.h"
 
 namespace tessera {
 namespace {
@@ -205,7 +205,7 @@ bool load_newest_training_state(TrainingState& state, const std::string& folder)
     } catch (const std::invalid_argument& error) {
       if (!on_any_rank(is_damaged, state.mesh)) throw;
       if (state.mesh.world().rank() == state.mesh.mesh().ranks().front())
-        spdlog::warn("{}: {}; an older state is looked for", kOp, error.what());
+        logger().warn("{}: {}; an older state is looked for", kOp, error.what());
       if (damaged++ == 0) of_newest = error.what();
     }
   }

@@ -53,6 +53,7 @@ struct SaveStateOptions {
 //   model.safetensors       the weights, as save_weights writes them; or parts of at most max_shard_bytes and an index
 //   optimizer.safetensors   the optimizer's state, as save_optimizer writes it; the same
 //   state.json              step, random state, scheduler, values, and a CRC-32 of every block of the other files
+//   .saved_by               the job and the ranks that have saved it; loading does without it
 //
 // Equal states give byte-equal files on any mesh: a state that is loaded on another mesh and saved at once is the same.
 // Every byte is written by one rank: a rank writes what it holds, and ranks that hold the same divide it. A plain
@@ -60,9 +61,9 @@ struct SaveStateOptions {
 //
 // The files are written into a hidden folder of a random name beside it, synced and renamed, so that a killed process
 // leaves the older states as they are; the next save removes what it left. Several jobs may save into one folder at
-// once: each state is of one of them. A state of the same step is replaced: at once, or, with a warning, by two renames
-// where the file system cannot exchange names (NFS); a process that is killed between these leaves no state of the
-// step.
+// once: each state is of one of them. A state of the same step is replaced, unless other ranks of the same job have
+// saved it: at once, or, with a warning, by two renames where the file system cannot exchange names (NFS); a process
+// that is killed between these leaves no state of the step.
 //
 // start() returns when this rank has copied the values that it will write into the saver's memory, which the next
 // start() uses again; a thread writes them. Parameters may change at once. wait() returns when the state is in its
@@ -71,12 +72,12 @@ struct SaveStateOptions {
 //
 // Every rank of the state's mesh makes the same calls; other ranks do nothing. Communication: start() one all-reduce of
 // 40 bytes and one broadcast of 64 bytes per mesh dimension, wait() one all-reduce of 40 bytes per mesh dimension if a
-// save has been started. A Partial is reduced first.
-// Throws, alike on every rank: std::invalid_argument on a parameter that the model does not have, an optimizer of
-// another class, a DTensor on other ranks, a dtype that safetensors does not have, a negative step, options out of
-// range, a state.json that would be longer than 1 GiB, where ranks call with different arguments, and where a rank does
-// not see the new folder within two seconds; std::runtime_error when the system refuses. An older state that cannot be
-// removed stays, with a warning.
+// save has been started. A Partial is reduced first. Throws, alike on every rank: std::invalid_argument on a parameter
+// that the model does not have, an optimizer of another class, a DTensor on other ranks, a dtype that safetensors does
+// not have, a negative step, options out of range, a state.json that would be longer than 1 GiB, a step that other
+// ranks of the same job have saved there (by wait(), where they were faster), where ranks call with different
+// arguments, and where a rank does not see the new folder within five seconds; std::runtime_error when the system
+// refuses. An older state that cannot be removed stays, with a warning.
 class TrainingStateSaver {
  public:
   explicit TrainingStateSaver(std::string folder, SaveStateOptions options = {});

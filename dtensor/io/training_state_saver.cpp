@@ -14,7 +14,6 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -29,7 +28,9 @@
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/core/logger.h"
 #include "tessera/mesh/failing.h"
+#include "tessera/mesh/failure.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -205,7 +206,9 @@ void TrainingStateSaver::Impl::prepare_folder(const TrainingState& state) {
   job.folder = folder;
   job.keep = options.keep;
   if (job.rank != job.ranks.front()) return;
-  job.new_folder = std::make_unique<NewStepFolder>(folder, state.step);
+  const World& world = *job.world;
+  const SavedBy by = {.job = world.size() > 1 && !world.is_fake() ? job_name(world.store()) : "", .ranks = job.ranks};
+  job.new_folder = std::make_unique<NewStepFolder>(folder, state.step, by);
   create_files(job.new_folder->path(), job.files);
 }
 
@@ -262,7 +265,9 @@ void TrainingStateSaver::Impl::agree(const TrainingState& state) {
             if (refused) std::rethrow_exception(refused);
             if (!name.empty()) check_seen(job.path, state.mesh);  // else the first rank has failed, and says why
           },
-          [&] { return fingerprint(); });
+          [&] { return fingerprint(); },
+          "the ranks would save different states; every rank must give the same folder, options, step, values and "
+          "state of random numbers, and a model and an optimizer of the same names, shapes, dtypes and placements");
   failing_unless_refused(world, kOp, [&] {
     for (TensorToWrite& item : layout.tensors) item.tensor = reduced(item.tensor);
   });
@@ -303,9 +308,9 @@ TrainingStateSaver::~TrainingStateSaver() {
   try {
     if (impl_->failure) std::rethrow_exception(impl_->failure);
   } catch (const std::exception& error) {
-    spdlog::error("{}: {}", kOp, error_text(error));
+    logger().error("{}: {}", kOp, error_text(error));
   } catch (...) {
-    spdlog::error("{}: an exception that is no std::exception", kOp);
+    logger().error("{}: an exception that is no std::exception", kOp);
   }
 }
 

@@ -7,8 +7,8 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
+#include "tessera/mesh/core/logger.h"
 #include "tessera/mesh/core/stream_point.h"
 #include "tessera/mesh/core/wire.h"
 
@@ -25,7 +25,7 @@ class Copying {
     try {
       wait();
     } catch (const std::exception& error) {
-      spdlog::debug("a copy whose caller has thrown: {}", error.what());
+      logger().debug("a copy whose caller has thrown: {}", error.what());
     }
   }
   void begin(TwoBuffers::Wait wait) { wait_ = std::move(wait); }

@@ -7,10 +7,10 @@
 #include <string>
 #include <utility>
 
-#include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "tessera/mesh/backends/own_address.h"
+#include "tessera/mesh/core/logger.h"
 
 namespace tessera {
 namespace {
@@ -26,7 +26,7 @@ void close_connections(const c10d::ProcessGroupGloo& group) noexcept {
     try {
       context->closeConnections();
     } catch (const std::exception& error) {
-      spdlog::debug("closing a Gloo group: {}", error.what());
+      logger().debug("closing a Gloo group: {}", error.what());
     }
   }
 }
@@ -35,7 +35,7 @@ void abort(c10d::Backend& group) noexcept {
   try {
     group.abort();
   } catch (const std::exception& error) {
-    spdlog::debug("closing a process group: {}", error.what());
+    logger().debug("closing a process group: {}", error.what());
   }
 }
 

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "tessera/mesh/core/logger.h"
 #include "tessera/mesh/core/within.h"
 
 #ifdef USE_C10D_NCCL
@@ -42,7 +42,7 @@ void abort_in_time(c10::intrusive_ptr<c10d::Backend> backend) noexcept {
       backend.reset();  // before the caller is told: the process may end then
     });
   } catch (const std::exception& error) {
-    spdlog::debug("closing an NCCL group: {}", error.what());
+    logger().debug("closing an NCCL group: {}", error.what());
   }
 }
 
@@ -86,7 +86,7 @@ bool cuda_stream_is_captured(c10::Device device) {
       void* const library = dlopen(file.c_str(), RTLD_LAZY | RTLD_NOLOAD);
       if (library != nullptr) found = dlsym(library, kName);
     }
-    if (found == nullptr) spdlog::warn("CUDA's {} was not found; do not capture parameters cut by ZeRO", kName);
+    if (found == nullptr) logger().warn("CUDA's {} was not found; do not capture parameters cut by ZeRO", kName);
     return reinterpret_cast<Ask*>(found);
   }();
   if (ask == nullptr) return false;
@@ -164,7 +164,7 @@ class NcclGroup final : public c10d::ProcessGroupNCCL, public OrderlyEnd {
     try {
       groupEnd();
     } catch (const std::exception& error) {
-      spdlog::debug("ending a group of NCCL's broadcasts: {}", error.what());
+      logger().debug("ending a group of NCCL's broadcasts: {}", error.what());
     }
   }
   c10::intrusive_ptr<NcclGroup> shared() { return c10::intrusive_ptr<NcclGroup>::unsafe_reclaim_from_nonowning(this); }

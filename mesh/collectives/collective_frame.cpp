@@ -8,13 +8,13 @@
 #include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/mesh/check_state.h"
 #include "tessera/mesh/collectives/backend_collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/error_text.h"
+#include "tessera/mesh/core/logger.h"
 #include "tessera/mesh/core/mismatch.h"
 #include "tessera/mesh/core/stream_point.h"
 #include "tessera/mesh/recorder.h"
@@ -38,8 +38,8 @@ uint64_t begin_record(const CollectiveCall& call, int64_t bytes) {
 // Tells logs, observers and the recorder of a collective. Returns the sequence of its record.
 uint64_t report(const CollectiveCall& call, int64_t bytes) {
   World& world = call.mesh.world();
-  if (spdlog::should_log(spdlog::level::debug)) {
-    spdlog::debug("rank {}: {}, {} bytes", world.rank(), call.text(world.current_op()), bytes);
+  if (logger().should_log(spdlog::level::debug)) {
+    logger().debug("rank {}: {}, {} bytes", world.rank(), call.text(world.current_op()), bytes);
   }
   if (world.check_state().inside) return 0;
   if (world.observed()) {
@@ -120,7 +120,7 @@ PendingCollective::~PendingCollective() {
     work_->keep_memory();
     work_->call.mesh.world().recorder().end(work_->record);
   } catch (const std::exception& error) {
-    spdlog::debug("a collective that nobody waited for: {}", error_text(error));
+    logger().debug("a collective that nobody waited for: {}", error_text(error));
   }
 }
 

@@ -3,7 +3,8 @@
 #include <exception>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <spdlog/spdlog.h>
+
+#include "tessera/mesh/core/logger.h"
 
 namespace tessera {
 
@@ -24,7 +25,7 @@ OnFirstStream::~OnFirstStream() {
     guard_.reset();
     after.wait();
   } catch (const std::exception& error) {
-    spdlog::debug("a device that has failed: {}", error.what());  // its next call throws
+    logger().debug("a device that has failed: {}", error.what());  // its next call throws
   }
 }
 

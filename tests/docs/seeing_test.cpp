@@ -13,8 +13,10 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/inspect/timeline.h"
 #include "tessera/inspect/trace.h"
+#include "tessera/mesh/core/log.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/docs/mlp.h"
@@ -39,6 +41,10 @@ std::set<std::string> lanes_in(const std::string& svg) {
   for (std::sregex_iterator it(svg.begin(), svg.end(), text), end; it != end; ++it) lanes.insert((*it)[1]);
   return lanes;
 }
+
+std::string logged;
+
+void my_log(const char* kind, const std::string& text) { logged += std::string(kind) + ": " + text + "\n"; }
 
 }  // namespace
 
@@ -91,4 +97,16 @@ TEST_CASE("docs/seeing.md: the pictures are those that are made now") {
   const std::set<std::string> lanes = lanes_in(text_of(folder.path() + "/timeline.svg"));
   CHECK(lanes.size() == 6);
   CHECK_MESSAGE(lanes == lanes_in(text_of(pictures + "/timeline.svg")), how);
+}
+
+TEST_CASE("docs/seeing.md: a program takes what the library logs") {
+  const tessera::WarnImplicit guard;
+  tessera::set_log_sink([](tessera::LogLevel level, const std::string& text) {
+    my_log(level >= tessera::LogLevel::kWarning ? "warning" : "note", text);
+  });
+  tessera::WarnImplicit::warn("said once");
+  tessera::set_log_sink({}, tessera::LogLevel::kDebug);
+  tessera::set_log_sink({});
+  tessera::WarnImplicit::warn("goes to the standard error stream");
+  CHECK(logged == "warning: said once\n");
 }

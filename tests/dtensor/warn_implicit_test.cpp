@@ -1,30 +1,16 @@
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/tests/dtensor/io/logged.h"
 
 using namespace tessera;
 
 namespace {
-
-// Returns what spdlog's default logger writes while `body` runs.
-template <class Body>
-std::string logged(const Body& body) {
-  std::ostringstream out;
-  const auto before = spdlog::default_logger();
-  spdlog::set_default_logger(
-      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(out)));
-  body();
-  spdlog::set_default_logger(before);
-  return out.str();
-}
 
 std::size_t count(const std::string& text, const std::string& part) {
   std::size_t n = 0;

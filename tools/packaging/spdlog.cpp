@@ -1,5 +1,5 @@
 // Compiles spdlog into the installed library, in the place of Debian's libspdlog.so. A program cannot reach this
-// spdlog's loggers, so its level is read from the environment: SPDLOG_LEVEL=debug.
+// spdlog's registry, so the level of the library's logger is read from the environment too: SPDLOG_LEVEL=debug.
 
 #include <spdlog/async.h>
 
@@ -22,9 +22,11 @@
 #include <spdlog/sinks/stdout_color_sinks-inl.h>
 #include <spdlog/spdlog-inl.h>
 
-// The default logger writes to this sink.
+// spdlog's default logger writes to the standard output, and the library's own to the standard error stream.
 template class spdlog::sinks::ansicolor_sink<spdlog::details::console_mutex>;
 template class spdlog::sinks::ansicolor_stdout_sink<spdlog::details::console_mutex>;
+template class spdlog::sinks::ansicolor_stderr_sink<spdlog::details::console_mutex>;
+template class spdlog::sinks::base_sink<std::mutex>;
 
 namespace {
 

@@ -1,24 +1,22 @@
 #pragma once
 
-#include <memory>
-#include <sstream>
 #include <string>
 
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
+#include "tessera/mesh/core/log.h"
 
 namespace tessera {
 
-// Returns what spdlog's default logger writes while `act` runs.
+// Returns what the library logs while `act` runs, one line for each message.
 template <typename Act>
-std::string logged(const Act& act) {
-  std::ostringstream out;
-  const auto before = spdlog::default_logger();
-  spdlog::set_default_logger(
-      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(out)));
+std::string logged(const Act& act, LogLevel least = LogLevel::kInfo) {
+  struct Ended {
+    ~Ended() { set_log_sink({}); }
+  };
+  std::string text;
+  set_log_sink([&](LogLevel, const std::string& message) { text += message + '\n'; }, least);
+  const Ended ended;
   act();
-  spdlog::set_default_logger(before);
-  return out.str();
+  return text;
 }
 
 }  // namespace tessera

@@ -31,7 +31,8 @@ void OtherRemover::take(int fd) {
 }
 
 void OtherRemover::finish() {
-  std::filesystem::remove_all(path_);
+  const std::filesystem::path path = path_;
+  std::filesystem::remove_all(path.filename() == ".saved_by" ? path.parent_path() : path);
   lock_ = FileDescriptor();
 }
 

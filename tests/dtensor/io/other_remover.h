@@ -7,7 +7,8 @@
 namespace tessera {
 
 // Stands for another process that takes a new file or folder of this one for abandoned. Just before this process locks
-// the next one by flock(), it takes that lock itself; then it removes what it has locked, at once or in finish().
+// the next one by flock(), it takes that lock itself; then it removes what it has locked, with its folder where that is
+// a training state's, at once or in finish().
 class OtherRemover {
  public:
   explicit OtherRemover(bool at_once);

@@ -340,6 +340,43 @@ TEST_CASE("step folders: where names cannot be exchanged, two renames replace an
   CHECK(entries_in(folder.path()) == 1);
 }
 
+TEST_CASE("step folders: what other ranks of the same job have saved is not replaced, whoever was there before") {
+  const ExchangeNames refuse = [](const char*, const char*) {
+    errno = EINVAL;
+    return -1;
+  };
+  for (const ExchangeNames exchange : {ExchangeNames(exchange_names), refuse}) {
+    const TempFolder folder;
+    const auto save = [&](const SavedBy& by, const char* text) {
+      NewStepFolder step(folder.path(), 3, by);
+      write_text(step.path() + "/f", text);
+      logged([&] { step.publish(exchange); });
+    };
+    save({.job = "old", .ranks = {0, 1}}, "old");
+    {
+      // Both begin while an older job's state is there.
+      NewStepFolder one(folder.path(), 3, {.job = "new", .ranks = {1, 0}}),
+          other(folder.path(), 3, {.job = "new", .ranks = {2, 3}});
+      for (NewStepFolder* each : {&one, &other}) write_text(each->path() + "/f", each == &one ? "one" : "other");
+      logged([&] { one.publish(exchange); });
+      const std::string text = message_of([&] { logged([&] { other.publish(exchange); }); });
+      CHECK(text ==
+            "ranks 2, 3 cannot save '" + folder / "step_00000003" +
+                "', which ranks 0, 1 of this job have saved: one would replace the other's state; give each mesh "
+                "a folder of its own");
+      CHECK(read_text(folder / "step_00000003/f") == "one");
+    }
+    CHECK(entries_in(folder.path()) == 1);
+    CHECK(message_of([&] { save({.job = "new", .ranks = {2}}, "third"); }).starts_with("ranks 2 cannot save '"));
+    save({.job = "new", .ranks = {0, 1}}, "again");  // the order of the ranks does not count
+    save({.job = "later", .ranks = {2}}, "later");
+    std::filesystem::remove(folder / "step_00000003/.saved_by");
+    save({.job = "later", .ranks = {5}}, "by nobody");
+    CHECK(read_text(folder / "step_00000003/f") == "by nobody");
+    CHECK(entries_in(folder.path()) == 1);
+  }
+}
+
 TEST_CASE("step folders: the names of folders that are made for them are written to disk, those of others are not") {
   const TempFolder folder;
   {

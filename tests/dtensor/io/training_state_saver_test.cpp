@@ -11,9 +11,11 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <torch/nn/module.h>
 #include <torch/optim.h>
 #include <torch/types.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 // This comes after LibTorch, whose logging has a CHECK of its own.
 #include <doctest/doctest.h>
 
@@ -49,6 +51,7 @@ TESSERA_RANKS_TEST_CASE("training state: the weights are in the files that save_
     save_training_state(module.state(1), root, {.max_shard_bytes = parts, .block_bytes = 1000});
     std::vector<std::string> files = entries_in(root + "/step_00000001");
     std::erase(files, "state.json");
+    std::erase(files, ".saved_by");
     std::filesystem::create_directories(root + "/weights");
     folder.wait();
     save_weights(module, root + "/weights", {.max_shard_bytes = parts});
@@ -62,6 +65,42 @@ TESSERA_RANKS_TEST_CASE("training state: the weights are in the files that save_
     CHECK(state.step == 1);
     CHECK(loaded.value() == 1.5);
   }
+}
+
+TESSERA_RANKS_TEST_CASE("training state: a mesh does not replace what another mesh of the job has saved", {2, 4}) {
+  const int64_t size = world()->size();
+  const DeviceMesh all = init_device_mesh("cpu", {2, size / 2}, {"pp", "tp"}, world());
+  const bool is_first = world()->rank() < size / 2;
+  const SharedFolder folder(all);
+  Sample stage(all["tp"], is_first ? 1 : 2);
+  const auto refused = [&](int64_t step) {
+    return fmt::format("ranks {} cannot save '{}', which ranks {} of this job have saved", size == 2 ? "1" : "2, 3",
+                       folder / step_folder_name(step), size == 2 ? "0" : "0, 1");
+  };
+  if (is_first) save_training_state(stage.state(1), folder.path());
+  folder.wait();
+  if (!is_first) contains(message_of([&] { save_training_state(stage.state(1), folder.path()); }), refused(1));
+
+  // Both begin, and the first one is faster.
+  std::promise<void> may_write;
+  const std::shared_future<void> allowed = may_write.get_future().share();
+  TrainingStateSaver saver(folder.path(), {.progress = [&](int64_t, int64_t) { allowed.wait(); }});
+  saver.start(stage.state(2));
+  folder.wait();
+  if (is_first) may_write.set_value();
+  if (is_first) saver.wait();
+  folder.wait();
+  if (!is_first) may_write.set_value();
+  if (!is_first) contains(message_of([&] { saver.wait(); }), refused(2));
+  folder.wait();
+  CHECK(entries_in(folder.path()) == std::vector<std::string>{"step_00000001", "step_00000002"});
+  folder.wait();
+  if (!is_first) return;
+  save_training_state(stage.state(2), folder.path());  // a mesh replaces its own
+  stage.fill(3);
+  TrainingState state = stage.state(0);
+  CHECK(load_newest_training_state(state, folder.path()));
+  CHECK(stage.value() == 1);
 }
 
 TESSERA_RANKS_TEST_CASE("training state: start holds the values of the call, while the thread has not written them",
@@ -181,7 +220,8 @@ TESSERA_RANKS_TEST_CASE("training state: a byte that was changed in any file is 
   TrainingState state = {.mesh = mesh, .model = module, .optimizer = &optimizer, .step = 4};
   save_training_state(state, folder.path(), {.max_shard_bytes = 1000, .block_bytes = 128});
   const std::string step = folder / "step_00000004";
-  const std::vector<std::string> files = entries_in(step);
+  std::vector<std::string> files = entries_in(step);
+  std::erase(files, ".saved_by");
   CHECK(files.size() == 9);  // three parts and an index, twice, and state.json
   module.fill(7);
   state.step = 0;
@@ -249,8 +289,11 @@ TESSERA_RANKS_TEST_CASE("training state: two jobs that save into one folder at o
   const DeviceMesh all = line();
   const SharedFolder folder(all);
   const int64_t job = world()->rank() / 2;
-  const DeviceMesh mesh(world(), c10::kCPU, Mesh({2}, {"tp"}, {2 * job, 2 * job + 1}));
-  Sample module(mesh, 0);
+  WorldOptions options;
+  options.rank = world()->rank() % 2;
+  options.size = 2;
+  options.store = c10::make_intrusive<c10d::PrefixStore>(std::to_string(job), world()->store());
+  Sample module(init_device_mesh("cpu", {2}, {"tp"}, World::create(options)), 0);
   TrainingStateSaver saver(folder.path(), {.keep = 3});
   for (int64_t round = 1; round <= 10; ++round) {
     module.fill(static_cast<double>(10 * round + job));
@@ -355,7 +398,7 @@ TESSERA_RANKS_TEST_CASE("training state: what fails on one rank is the same erro
            "bytes, and at most 1073741824 are read");
   if (world()->size() > 1) {
     contains(same_message(mesh, [&] { save_training_state(module.state(is_last() ? 5 : 6), folder.path()); }),
-             "save_training_state: the ranks were called with different arguments");
+             "save_training_state: the ranks would save different states");
     const DeviceMesh one(world(), c10::kCPU, Mesh({1}, {"one"}, {0}));
     if (world()->rank() == 0) {
       TrainingState part = {.mesh = one, .model = module, .step = 1};

@@ -2,10 +2,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -24,9 +27,13 @@
 #include "tessera/dtensor/io/training_state.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/dtensor/io/changed_manifest.h"
+#include "tessera/tests/dtensor/io/sample_state.h"
+#include "tessera/tests/dtensor/io/shared_folder.h"
 #include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -125,12 +132,15 @@ std::vector<std::string> layouts() {
 
 std::map<std::string, std::string> contents(const std::string& folder) {
   std::map<std::string, std::string> files;
-  for (const auto& item : std::filesystem::directory_iterator(folder))
-    files[item.path().filename().string()] = read_text(item.path().string());
+  for (const auto& item : std::filesystem::directory_iterator(folder)) {
+    const std::string name = item.path().filename().string();
+    if (!name.starts_with(".")) files[name] = read_text(item.path().string());  // ".saved_by" names the job
+  }
   return files;
 }
 
-// Returns the largest difference between the tensors of two files, as a part of the largest value of each tensor.
+// Returns the largest difference between the tensors of two files, as a part of the largest value of each tensor; NaN
+// where a difference is NaN.
 double largest_difference(const std::string& a, const std::string& b) {
   const SafetensorsFile file_a(a);
   const SafetensorsFile file_b(b);
@@ -139,7 +149,9 @@ double largest_difference(const std::string& a, const std::string& b) {
   for (const TensorEntry& entry : file_a.tensors()) {
     const at::Tensor x = file_a.read(entry).to(torch::kDouble);
     const at::Tensor y = file_b.read(entry).to(torch::kDouble);
-    largest = std::max(largest, ((x - y).abs().max() / y.abs().max().clamp_min(1e-3)).item<double>());
+    const double difference = ((x - y).abs().max() / y.abs().max().clamp_min(1e-3)).item<double>();
+    if (std::isnan(difference)) return difference;
+    largest = std::max(largest, difference);
   }
   return largest;
 }
@@ -203,6 +215,50 @@ TESSERA_RANKS_TEST_CASE(
   }
   barrier(line, 0);
   if (world()->size() == 3 && world()->rank() == 0) std::filesystem::remove_all(folder);
+}
+
+TESSERA_RANKS_TEST_CASE("training state: its step and values are read without its tensors, and not from a broken file",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 1);
+  TrainingState state = module.state(12);
+  state.values = {{"position", "48"}, {"text", "\"a\"\n\u00e4"}, {"nothing", ""}};
+  save_training_state(state, folder.path());
+  const std::string step = folder / "step_00000012", manifest = step + "/state.json";
+  const CommCounter counter(mesh);
+  const SavedTrainingState saved = read_training_state(step);
+  CHECK(counter.total() == 0);
+  CHECK(saved.step == 12);
+  CHECK(saved.values == state.values);
+
+  const std::string good = read_text(manifest);
+  std::string other = good;  // it has the checksum of another text
+  other.replace(other.find("\"step\":12"), 9, "\"step\":13");
+  struct Row {
+    std::string text;
+    const char* part;
+  };
+  const std::vector<Row> rows = {
+      {"", "its 0 bytes do not begin and end as those of a manifest"},
+      {good.substr(0, good.size() / 2), "do not begin and end as those of a manifest"},
+      {other, "it has the checksum "},
+      {changed_manifest(good, "\"step\":12", "\"step\":-1"), "'step' is -1, not a number of its range"},
+      {changed_manifest(good, "\"step\":12", "\"steps\":12"), "'step' is missing"},
+      {changed_manifest(good, "\"position\":\"48\"", "\"position\":48"), "of 'values' is not text"},
+      {changed_manifest(good, "\"version\":1", "\"version\":2"), "its version is 2"},
+  };
+  for (const Row& row : rows) {
+    folder.wait();
+    if (world()->rank() == 0) write_text(manifest, row.text);
+    folder.wait();
+    CAPTURE(row.part);
+    CHECK_THROWS_WITH_AS(read_training_state(step), doctest::Contains(row.part), std::invalid_argument);
+  }
+  folder.wait();
+  if (world()->rank() == 0) std::filesystem::remove(manifest);
+  folder.wait();
+  CHECK_THROWS_WITH_AS(read_training_state(step), doctest::Contains("No such file or directory"), std::runtime_error);
 }
 
 }  // namespace
