@@ -23,8 +23,9 @@ void BatchCheck::check(const std::string& split_mesh) const {
   throw std::invalid_argument(fmt::format(
       "the parallelized module: its input [{}] is plain, and on the mesh {} with data dimensions nobody can "
       "know which part of the batch it is. Give from_local(piece, mesh, {{Shard(0) on the data "
-      "dimensions}}), or distribute_tensor where each rank has the whole; where forward does so itself, set "
-      "options.forward_distributes of parallelize_module",
+      "dimensions}}), or distribute_tensor where each rank has the whole. If no mesh dimension splits the batch, set "
+      "options.tensor_dim of parallelize_module; if forward makes DTensors itself, or the input is no part of a "
+      "batch, set options.allow_plain. Under InferenceMode it may be each rank's own",
       fmt::join(*plain_, ", "), split_mesh));
 }
 

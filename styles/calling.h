@@ -19,7 +19,7 @@ namespace tessera::detail {
 // Says how a module is called that parallelize_module has laid out.
 struct Calling {
   ComputeDtype compute;
-  std::string split_mesh;  // names the mesh where several ranks split the batch; else empty
+  std::string split_mesh;  // names the mesh where several ranks split the batch and plain inputs are refused
 };
 
 // Sees the arguments of one call. On a mesh whose ranks split the batch, plain tensors alone would count as the same on

@@ -27,13 +27,15 @@ class Hookable {
 
   virtual ~Hookable() = default;
 
-  // Both return the id that remove_hook takes. `throws_alike` says that the hook throws on all ranks or on none; an
-  // exception in it then does not fail the job.
+  // Both return the id that remove_hook takes. A hook that changes the number of tensors makes the call throw
+  // std::invalid_argument. `throws_alike` says that the hook throws on all ranks or on none; an exception in it then
+  // does not fail the job.
   int64_t register_forward_pre_hook(PreHook hook, bool throws_alike = false);
   int64_t register_forward_hook(Hook hook, bool throws_alike = false);
   // Throws std::invalid_argument when there is no such hook.
   void remove_hook(int64_t id);
   std::size_t hooks() const { return pre_hooks_.size() + hooks_.size(); }
+  bool has_pre_hooks() const { return !pre_hooks_.empty(); }
 
   // Returns the module's path under the root of parallelize_module, "the root module" for the root itself, and ""
   // before that call.

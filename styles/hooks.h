@@ -39,6 +39,16 @@ inline constexpr bool kIsReplaceable = std::is_same_v<T, at::Tensor> || std::is_
 template <class... T>
 inline constexpr bool kIsReplaceable<std::tuple<T...>> = (kIsReplaceable<std::remove_cvref_t<T>> || ...);
 
+template <class T>
+inline constexpr bool kIsTuple = false;
+template <class... T>
+inline constexpr bool kIsTuple<std::tuple<T...>> = true;
+
+// Says whether hooks may replace a member of a tuple: a value, or a tuple that forward takes by a reference.
+template <class T>
+inline constexpr bool kMayReplace = std::is_same_v<T, std::remove_cvref_t<T>> ||
+                                    (kIsTuple<std::remove_reference_t<T>> && std::is_lvalue_reference_v<T>);
+
 inline void collect(const at::Tensor& t, std::vector<at::Tensor>& out) { out.push_back(t); }
 inline void collect(const std::optional<at::Tensor>& t, std::vector<at::Tensor>& out) {
   out.push_back(t.value_or(at::Tensor()));
@@ -66,7 +76,7 @@ template <class T>
 void put_back(T&, TensorIterator&) {}
 template <class... T>
 void put_back(std::tuple<T...>& values, TensorIterator& from) {
-  static_assert(((!kIsReplaceable<std::remove_cvref_t<T>> || std::is_same_v<T, std::remove_cvref_t<T>>)&&...),
+  static_assert(((!kIsReplaceable<std::remove_cvref_t<T>> || kMayReplace<T>)&&...),
                 "a tuple among the arguments or results of a hooked forward holds its tensors by value, and not const");
   std::apply([&](T&... value) { (put_back(value, from), ...); }, values);
 }
@@ -89,10 +99,6 @@ template <class Arg>
 using Kept =
     std::conditional_t<std::is_lvalue_reference_v<Arg> && !kIsReplaceable<std::decay_t<Arg>>, Arg, std::decay_t<Arg>>;
 
-template <class T>
-inline constexpr bool kIsTuple = false;
-template <class... T>
-inline constexpr bool kIsTuple<std::tuple<T...>> = true;
 // Does the same for a parameter of forward. A reference to a tuple that forward may write, such as a recurrent state,
 // stays the caller's.
 template <class Parameter>

@@ -34,6 +34,8 @@ void note_kind(ModuleNode& node) {
     node.kind = ModuleKind::kEmbedding;
     node.renormalizes = embedding->options.max_norm().has_value();
     node.sparse_gradient = embedding->options.sparse();
+  } else if (const auto* bag = node.module->as<torch::nn::EmbeddingBagImpl>()) {
+    node.sparse_gradient = bag->options.sparse();
   } else if (const auto* attention = node.module->as<torch::nn::MultiheadAttentionImpl>()) {
     node.kind = ModuleKind::kAttention;
     node.embed_dim = attention->options.embed_dim();

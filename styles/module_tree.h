@@ -34,7 +34,7 @@ struct ModuleNode {
   int64_t embed_dim = 0;                // set for kAttention only
   int64_t num_heads = 0;                // set for kAttention only; 0: a traced module, whose code does not say
   bool renormalizes = false;            // true for an embedding with max_norm, which rewrites rows in forward
-  bool sparse_gradient = false;         // true for an embedding with sparse(true)
+  bool sparse_gradient = false;         // true for an Embedding or EmbeddingBag with sparse(true)
   torch::nn::Module* module = nullptr;  // nullptr for a torch::jit::Module
   const void* identity = nullptr;       // a module registered under two names has the same one in both nodes
   // Lists the defined tensors, parameters first. Where a Linear's or Embedding's `weight` member was assigned another

@@ -8,11 +8,11 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 #include <torch/optim/optimizer.h>
 
 #include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/deferred/deferred.h"
+#include "tessera/mesh/core/logger.h"
 #include "tessera/mesh/failing.h"
 #include "tessera/placement/planner/cost_model.h"
 #include "tessera/styles/layout_plan.h"
@@ -158,6 +158,7 @@ void check_optimizers(const LayoutPlan& plan, const ParallelizeOptions& options)
     if (optimizer == nullptr)
       throw std::invalid_argument("parallelize_module: options.optimizers holds a null pointer; leave it out");
     for (const TensorPlan& tensor : plan.tensors()) {
+      if (is_dtensor(tensor.tensor)) continue;  // it keeps its layout
       if (optimizer->state().find(tensor.tensor.unsafeGetTensorImpl()) == optimizer->state().end()) continue;
       throw std::invalid_argument(fmt::format(
           "parallelize_module: an optimizer holds state for {}, laid out as the parameter is now; parallelize the "
@@ -174,10 +175,11 @@ void check_embeddings(const ModuleTree& tree) {
     const bool trained =
         std::ranges::any_of(node.tensors, [](const NamedTensor& item) { return item.tensor.requires_grad(); });
     if (!node.sparse_gradient || !trained || !at::GradMode::is_enabled()) continue;
-    throw std::invalid_argument(
-        fmt::format("parallelize_module: {} is an Embedding with sparse(true), and a DTensor cannot have a sparse "
-                    "gradient; give sparse(false), or set requires_grad of its weight to false",
-                    shown_path(node.path)));
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: {} has sparse(true), and a DTensor cannot have a sparse "
+        "gradient; give sparse(false), set requires_grad of its weight to false, or, where the module is only "
+        "for inference, call parallelize_module under NoGradGuard",
+        shown_path(node.path)));
   }
 }
 
@@ -345,7 +347,7 @@ detail::Calling detail::parallelize(const Subject& subject, const DeviceMesh& me
              "(names, shapes, dtypes, requires_grad, which have gradients, which share memory), and the same plan and "
              "options, whose styles ask for the same layouts");
   }
-  spdlog::debug("parallelize_module on {}:\n{}", mesh.to_string(), planned.layout->to_string());
+  logger().debug("parallelize_module on {}:\n{}", mesh.to_string(), planned.layout->to_string());
   planned.layout->run(options.src_rank);
   bucket_gradients(planned.layout->parameters_here(), planned.data_dims, options.gradient_buckets);
   // The loop runs backwards, so that a module with two names keeps its first.
@@ -354,11 +356,9 @@ detail::Calling detail::parallelize(const Subject& subject, const DeviceMesh& me
     if (hookable != nullptr) hookable->set_place(shown_path(node->path), mesh.world_ptr());
   }
   const auto splits = [&](int64_t dim) { return mesh.size(dim) > 1; };
-  // Hooks of the root may make DTensors of its inputs.
-  const auto* const root = dynamic_cast<const Hookable*>(planned.tree.front().module);
-  const bool checks = !options.forward_distributes && (root == nullptr || root->hooks() == 0);
+  const bool checks = !options.allow_plain && std::ranges::any_of(planned.data_dims, splits);
   return {.compute = {.device = mesh.device().type(), .dtype = options.compute_dtype},
-          .split_mesh = checks && std::ranges::any_of(planned.data_dims, splits) ? mesh.mesh().to_string() : ""};
+          .split_mesh = checks ? mesh.mesh().to_string() : ""};
 }
 
 }  // namespace tessera

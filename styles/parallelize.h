@@ -55,9 +55,10 @@ struct ParallelizeOptions {
   // Is the most that is gathered ahead of its use, in bytes of whole parameters on one rank. From the second step on,
   // the parameters that are used next are gathered by one collective while an operator computes. 0: none is.
   int64_t gather_ahead_bytes = GatherScheduleOptions().ahead_bytes;
-  // Says that forward, or a hook of the module, makes DTensors of plain inputs. Then the call does not refuse plain
-  // tensors where several ranks split the batch.
-  bool forward_distributes = false;
+  // Says that a call with plain tensors alone is right where several ranks split the batch: forward makes DTensors of
+  // them, they are no part of a batch, or the batch is where the call does not look for DTensors. A call of a module
+  // that has pre-hooks, which may make DTensors too, is never refused.
+  bool allow_plain = false;
   // Is the dtype, bfloat16 or float16, in which the operators that LibTorch's autocast lists compute when the module is
   // called through what parallelize_module returns. Parameters keep their dtype, and so do their gradients, which
   // gradient_buckets.dtype may send in another. nullopt: operators compute in the dtypes of their inputs.
@@ -75,11 +76,25 @@ struct ParallelizeOptions {
   std::vector<torch::optim::Optimizer*> optimizers;
 };
 
+namespace detail {
+
+// Returns the module in a holder, a shared_ptr or an AnyModule; nullptr where there is none.
+template <class Handle>
+torch::nn::Module* module_in(const Handle& handle) {
+  if constexpr (requires { handle.ptr(); }) {
+    return handle.is_empty() ? nullptr : handle.ptr().get();
+  } else {
+    return handle.get();
+  }
+}
+
+}  // namespace detail
+
 // Holds a module whose forward is called under ImplicitReplication: a plain mask, arange or constant counts as
-// replicated, except in an operator with a parameter whose style takes plain tensors for this rank's pieces.
-// Where several ranks split the batch and gradients are recorded, a call with plain tensors and no DTensor throws
-// std::invalid_argument, since nobody can know which part of the batch they are: see
-// ParallelizeOptions::forward_distributes. The check looks into optionals, vectors, tuples and pairs, and at
+// replicated, except in an operator with a parameter whose style takes plain tensors for this rank's pieces. Where
+// several ranks split the batch, a call with plain tensors and no DTensor throws std::invalid_argument, since nobody
+// can know which part of the batch they are: see ParallelizeOptions::allow_plain. Under InferenceMode, on whose results
+// nothing can be trained, they are each rank's own. The check looks into optionals, vectors, tuples and pairs, and at
 // tensors behind pointers. A call with an argument of another type that may hold DTensors, such as a struct of the
 // caller's own, passes.
 //   auto tp = parallelize_module(model, mesh, plan);   tp(ids, mask);   tp->eval();
@@ -93,7 +108,7 @@ class Parallelized {
 
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
-    if (!calling_.split_mesh.empty() && at::GradMode::is_enabled()) {
+    if (!calling_.split_mesh.empty() && !c10::InferenceMode::is_enabled() && !makes_dtensors()) {
       detail::BatchCheck batch;
       (batch.see(std::as_const(args)), ...);
       batch.check(calling_.split_mesh);
@@ -121,6 +136,17 @@ class Parallelized {
   Handle& handle() { return handle_; }
 
  private:
+  // Says whether hooks of the root see its inputs first, and may make DTensors of them.
+  bool makes_dtensors() const {
+    const Hookable* hookable = nullptr;
+    if constexpr (std::is_pointer_v<Handle>) {
+      hookable = dynamic_cast<const Hookable*>(handle_);
+    } else {
+      hookable = dynamic_cast<const Hookable*>(detail::module_in(handle_));
+    }
+    return hookable != nullptr && hookable->has_pre_hooks();
+  }
+
   Handle handle_;
   detail::Calling calling_;
 };
@@ -139,16 +165,6 @@ struct Subject {
 Calling parallelize(const Subject& subject, const DeviceMesh& mesh, const ParallelizeOptions& options);
 Calling parallelize(torch::nn::Module* root, const MakePlan& plan, const DeviceMesh& mesh,
                     const ParallelizeOptions& options);
-
-// Returns the module in a holder, a shared_ptr or an AnyModule; nullptr where there is none.
-template <class Handle>
-torch::nn::Module* module_in(const Handle& handle) {
-  if constexpr (requires { handle.ptr(); }) {
-    return handle.is_empty() ? nullptr : handle.ptr().get();
-  } else {
-    return handle.get();
-  }
-}
 
 // Is parallelize_module with a plan that depends on the module.
 template <class Module>
@@ -193,7 +209,7 @@ inline MakePlan given_plan(const ParallelPlan& plan) {
 //     device (except those of ShardedInit) or the result of an operator, or have a sparse gradient;
 //   - a style for a parameter that is a DTensor already;
 //   - a parameter with requires_grad that is a DTensor on another mesh, which lacks ranks along a data dimension;
-//   - an Embedding with sparse(true) whose weight requires a gradient;
+//   - an Embedding or EmbeddingBag with sparse(true) whose weight requires a gradient;
 //   - a style that cuts something where all mesh dimensions split the batch;
 //   - a mesh of several dimensions of which none is called "tp", without tensor_dim and with data_dims that do not list
 //     all of them;

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
 #include "tessera/dtensor/core/contract.h"
@@ -48,11 +49,12 @@ at::Tensor as_dtensor(const at::Tensor& t, const Placement& layout, const HookSi
         fmt::format("{}: tensor {} is {}, but the module is on {}; redistribute it to that mesh with redistribute_to",
                     site.who, i, to_string(t), site.mesh.to_string()));
   }
-  if (!site.data_dims.empty()) {
-    throw std::invalid_argument(
-        fmt::format("{}: tensor {} is plain, and on a mesh with data dimensions nobody can know which part of the "
-                    "batch it is; give from_local(piece, mesh, placements) with Shard(0) on the data dimensions",
-                    site.who, i));
+  if (!site.data_dims.empty() && !c10::InferenceMode::is_enabled()) {
+    throw std::invalid_argument(fmt::format(
+        "{}: tensor {} is plain, and on a mesh with data dimensions nobody can know which part of the "
+        "batch it is; give from_local(piece, mesh, placements) with Shard(0) on the data dimensions, or, if "
+        "it is no part of the batch, std::nullopt as its layout, which leaves it as it is",
+        site.who, i));
   }
   const Placements replicated(static_cast<std::size_t>(site.mesh.ndim()), Replicate());
   return from_local(t, site.mesh, on_mesh_dim(replicated, site.tensor_dim, layout, t.dim()));
@@ -82,7 +84,7 @@ HookSite site_of(const ApplyContext& context, const std::string& name) {
   return {.who = fmt::format("{} of {}", name, shown_path(context.path())),
           .mesh = context.mesh(),
           .tensor_dim = context.tensor_dim(),
-          .data_dims = context.data_dims()};
+          .data_dims = context.dims_of_parts()};
 }
 
 }  // namespace

@@ -35,11 +35,12 @@ struct PrepareInputOutputOptions {
 // be hooked.
 //   {"attn", PrepareModuleInput({.input_layouts = {Shard(1), std::nullopt},
 //                                .desired_input_layouts = {Replicate(), std::nullopt}})}
-// Where the mesh has data dimensions, forward refuses a plain tensor, since it does not say which part of the batch it
-// is.
-// Throws std::invalid_argument in the constructor when the two lists differ in length or in which entries are nullopt,
-// and in forward, on every rank, when there are more tensors than layouts, or no tensor for a layout.
-// Communication: that of the redistribution, in each forward.
+// Where the mesh has data dimensions of several ranks, forward refuses a plain tensor, since it does not say which part
+// of the batch it is; under InferenceMode it is each rank's own. The pieces of a plain tensor have the same size on
+// every rank, since the global size cannot be told from an uneven piece: for uneven ones pass a DTensor, by from_local
+// with its shape. Throws std::invalid_argument in the constructor when the two lists differ in length or in which
+// entries are nullopt, and in forward, on every rank, when there are more tensors than layouts, or no tensor for a
+// layout. Communication: that of the redistribution, in each forward.
 class PrepareModuleInput : public ParallelStyle {
  public:
   explicit PrepareModuleInput(PrepareInputOptions options);

@@ -1,5 +1,6 @@
 #include "tessera/styles/script_module.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <stdexcept>
@@ -63,6 +64,11 @@ void note_attention(ModuleNode& node, const Module& module) {
   }
 }
 
+bool is_sparse(const Module& module) {
+  const at::IValue sparse = option_of(module, "sparse");
+  return sparse.isBool() && sparse.toBool();
+}
+
 void note_kind(ModuleNode& node, const Module& module) {
   if (node.type == "torch.nn.modules.linear.Linear" ||
       node.type == "torch.nn.modules.linear.NonDynamicallyQuantizableLinear") {
@@ -70,8 +76,9 @@ void note_kind(ModuleNode& node, const Module& module) {
   } else if (node.type == "torch.nn.modules.sparse.Embedding") {
     node.kind = ModuleKind::kEmbedding;
     node.renormalizes = !option_of(module, "max_norm").isNone();
-    const at::IValue sparse = option_of(module, "sparse");
-    node.sparse_gradient = sparse.isBool() && sparse.toBool();
+    node.sparse_gradient = is_sparse(module);
+  } else if (node.type == "torch.nn.modules.sparse.EmbeddingBag") {
+    node.sparse_gradient = is_sparse(module);
   } else if (node.type == "torch.nn.modules.activation.MultiheadAttention") {
     note_attention(node, module);
   } else if (is_conv1d(std::string_view(node.type).substr(node.type.rfind('.') + 1), node)) {
@@ -139,14 +146,25 @@ void check_code(const torch::jit::Block& block, const std::string& path, bool we
   }
 }
 
+// Says whether an attribute is an object in which LibTorch's passes pack weights. Other classes of C++, such as a
+// vocabulary, hold none.
+bool is_packed(const at::IValue& value) {
+  static constexpr std::array<std::string_view, 7> kNamespaces = {"quantized", "rnn",   "sparse", "xnnpack",
+                                                                  "mkldnn",    "metal", "vulkan"};
+  if (!value.isCustomClass()) return false;
+  const std::string name = value.type()->repr_str();
+  return std::ranges::any_of(kNamespaces, [&](std::string_view each) {
+    return name.find(fmt::format("torch.classes.{}.", each)) != std::string::npos;
+  });
+}
+
 void check_unfrozen(const Module& root) {
   // Freezing drops the attribute called training and turns parameters into constants. A module made by hand may have
   // neither.
   const bool bare = !root.hasattr("training") || root.named_parameters(/*recurse=*/true).size() == 0;
   for (const auto& item : root.named_modules()) {
     for (const auto& attribute : item.value.named_attributes(/*recurse=*/false)) {
-      if (attribute.value.isCustomClass())
-        refuse(item.name, "its attribute " + attribute.name + " holds packed weights");
+      if (is_packed(attribute.value)) refuse(item.name, "its attribute " + attribute.name + " holds packed weights");
     }
     for (const auto& method : item.value.get_methods()) {
       check_code(*method.graph()->block(), item.name, bare);
@@ -217,7 +235,8 @@ ModuleTree tree_of(const Module& root) {
 }
 
 at::IValue ParallelizedScript::forward(std::vector<at::IValue> inputs, const torch::jit::Kwargs& named) {
-  if (!calling_.split_mesh.empty() && at::GradMode::is_enabled()) check_batch(inputs, named, calling_.split_mesh);
+  if (!calling_.split_mesh.empty() && !c10::InferenceMode::is_enabled())
+    check_batch(inputs, named, calling_.split_mesh);
   const ImplicitReplication guard;
   const torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
   return module_.forward(std::move(inputs), named);

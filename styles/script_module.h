@@ -14,8 +14,8 @@ namespace tessera {
 // A TorchScript module whose forward is called under ImplicitReplication, as Parallelized does for torch::nn. While
 // forward runs, TorchScript's optimizer is off on this thread: it rewrites addmm as mm and add, which would lose
 // addmm's contract, and its fused CUDA kernels read data pointers, which DTensors do not have.
-// Where several ranks split the batch and gradients are recorded, a call with plain tensors and no DTensor throws
-// std::invalid_argument; see ParallelizeOptions::forward_distributes.
+// Where several ranks split the batch, unless under InferenceMode, a call with plain tensors and no DTensor throws
+// std::invalid_argument; see ParallelizeOptions::allow_plain.
 //   auto tp = parallelize_module(script, mesh, plan);   tp(ids).toTensor();   tp->eval();
 // It shares the module with the handle that it was made from.
 class ParallelizedScript {

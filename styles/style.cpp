@@ -1,6 +1,7 @@
 #include "tessera/styles/style.h"
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -64,6 +65,12 @@ const NamedTensor& ApplyContext::tensor(const std::string& name) const {
                                           by(), type(), name, names.empty() ? "none" : names));
 }
 
+std::vector<int64_t> ApplyContext::dims_of_parts() const {
+  std::vector<int64_t> parts;
+  std::ranges::copy_if(data_dims_, std::back_inserter(parts), [&](int64_t dim) { return mesh().size(dim) > 1; });
+  return parts;
+}
+
 void ApplyContext::place(const std::string& name, const Placement& placement) {
   if (!placement.is_replicate()) tensor_dim();  // throws where there is none
   plan_.place(tensor(name).tensor, placement, by());
@@ -82,7 +89,7 @@ void ApplyContext::contract(const std::string& name, const ContractLayouts& layo
                          .style = style_,
                          .operators = layouts.operators,
                          .mesh_dim = tensor_dim(),
-                         .data_dims = data_dims_,
+                         .data_dims = dims_of_parts(),
                          .input = layouts.input,
                          .desired = layouts.desired,
                          .output = layouts.output,

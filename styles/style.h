@@ -62,6 +62,9 @@ class ApplyContext {
   const DeviceMesh& mesh() const;
   int64_t tensor_dim() const;
   const std::vector<int64_t>& data_dims() const { return data_dims_; }
+  // Returns those of data_dims() along which there are several ranks: a plain tensor may be any part of the batch
+  // there.
+  std::vector<int64_t> dims_of_parts() const;
 
   // Lays out the module's own parameter or buffer `name` as `placement` on the tensor dimension and Replicate on every
   // other. A tensor that no style places is replicated.

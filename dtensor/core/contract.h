@@ -36,7 +36,7 @@ constexpr bool reads_contracts(std::string_view op) {
 //     dimension.
 //   - An activation that is a plain tensor is this rank's piece: laid out as `input` on `mesh_dim`, Replicate on every
 //     other mesh dimension. With any `data_dims` a plain activation is refused, since its part of the batch is unknown;
-//     the error names from_local.
+//     the error names from_local. Under InferenceMode it is each rank's own.
 //   - The operator's first result is redistributed to `output` on `mesh_dim`, and keeps its placement on every other
 //     one.
 // A negative Shard dimension counts from the end of the tensor's dimensions; on_mesh_dim (below) normalizes it.
@@ -45,7 +45,7 @@ struct Contract {
   std::string style;                   // the style that attached it, for errors
   std::vector<std::string> operators;  // each is one of kContractOperators
   int64_t mesh_dim = 0;                // on the parameter's mesh
-  std::vector<int64_t> data_dims;      // mesh dimensions that split the batch, never `mesh_dim`
+  std::vector<int64_t> data_dims;      // mesh dimensions of several ranks that split the batch
   Placement input;
   Placement desired;
   std::optional<Placement> output;  // nullopt: the result keeps the operator's layout

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -83,12 +84,12 @@ bool is_addend(std::string_view op, std::size_t arg) {
 void refuse_part_of_batch(const Call& call, const TensorArg& arg, const detail::Meta& weight, std::string_view op) {
   const ContractPtr& contract = weight.contract;
   if (contract == nullptr || contract->data_dims.empty() || std::ranges::find(kProducts, op) == kProducts.end()) return;
-  if (is_addend(op, arg.arg)) return;
+  if (is_addend(op, arg.arg) || c10::InferenceMode::is_enabled()) return;
   const at::Tensor& plain = *arg.tensor;
   throw std::invalid_argument(
       fmt::format("{}: a plain tensor [{}] is used with {} on the mesh {} with data dimensions: nobody can know which "
                   "part of the batch it is. Give from_local(piece, mesh, {{Shard(0) on the data dimensions}}), or "
-                  "distribute_tensor where each rank has the whole",
+                  "distribute_tensor where each rank has the whole, or where it is no part of a batch",
                   call.traits.name, fmt::join(plain.sizes(), ", "), contract->path, weight.spec->mesh.to_string()));
 }
 
@@ -107,12 +108,13 @@ void refuse_piece(const Call& call, const TensorArg& plain) {
       refuse_part_of_batch(call, plain, parameter, op);
       continue;
     }
-    throw std::invalid_argument(
-        fmt::format("{}: a plain tensor [{}] is used with {}, whose style {} says that it is this rank's piece, {}; "
-                    "give a DTensor, by "
-                    "from_local(piece, mesh, placements), or by distribute_tensor where each rank has the whole",
-                    call.traits.name, fmt::join(plain.tensor->sizes(), ", "), contract->path, contract->style,
-                    to_string(contract->input)));
+    throw std::invalid_argument(fmt::format(
+        "{}: a plain tensor [{}] is used with {}, whose style {} says that it is this rank's piece, {}; "
+        "give a DTensor, by "
+        "from_local(piece, mesh, placements), or by distribute_tensor where each rank has the whole; or register "
+        "a constant of the module, such as a mask, as its buffer before parallelize_module",
+        call.traits.name, fmt::join(plain.tensor->sizes(), ", "), contract->path, contract->style,
+        to_string(contract->input)));
   }
 }
 

@@ -41,6 +41,15 @@ std::string moves_of(const Call& call, const Decision& decision) {
         "it",
         to_string(*decision.first_spec));
   }
+  const auto is_plain_number = [](const TensorArg& entry) {
+    const at::Tensor& t = *entry.tensor;
+    return t.defined() && !detail::is_dtensor(t) && t.numel() == 1 && !t.unsafeGetTensorImpl()->is_wrapped_number();
+  };
+  if (has_zero_or_nonfinite_number(call) && std::ranges::any_of(call.tensors, is_plain_number)) {
+    out +=
+        "; a plain tensor of one element may be 0 or not finite, by which no pending sum is scaled: give a number, "
+        "such as x * 0.5";
+  }
   return out;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -128,10 +129,12 @@ std::vector<int64_t> global_shape(const at::Tensor& piece, const Placements& pla
 at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const at::Tensor& parameter,
                       std::string_view op) {
   const DeviceMesh& mesh = mesh_of(parameter);
-  if (!contract.data_dims.empty()) {
+  if (!contract.data_dims.empty() && !c10::InferenceMode::is_enabled()) {
     throw std::invalid_argument(fmt::format(
         "{} with {}: a plain activation [{}] on the mesh {} with data dimensions: nobody can know which part of "
-        "the batch it is. Pass from_local(piece, mesh, {{Shard(0) on the data dimensions}})",
+        "the batch it is. Pass from_local(piece, mesh, {{Shard(0) on the data dimensions}}); if forward makes it for "
+        "all ranks alike, such as positions, pass distribute_tensor(t, mesh, {{Replicate() on each}}), or leave the "
+        "module out of the plan",
         op, contract.path, fmt::join(piece.sizes(), ", "), mesh.to_string()));
   }
   const Placements placements =
@@ -175,25 +178,52 @@ void call_libtorch(const c10::OperatorHandle& op, Stack& stack) {
 
 // ---- a bias that is added to a plain result -------------------------------------------------------------------
 
-// Returns the piece of `bias` that fits a plain result laid out as the contract's output. Where the result is cut along
-// another dimension than the bias's, every rank adds the whole bias to its part, and the bias's gradient is a sum over
-// ranks.
-at::Tensor local_bias(const at::Tensor& bias, const Contract& contract, int64_t result_ndim) {
-  const DeviceMesh& mesh = mesh_of(bias);
-  const bool pieces_of_batch =
-      std::ranges::any_of(contract.data_dims, [&](int64_t mesh_dim) { return mesh.size(mesh_dim) > 1; });
-  if (pieces_of_batch && bias.requires_grad() && at::GradMode::is_enabled()) {
-    throw std::invalid_argument(fmt::format(
-        "add with {}: a plain output (use_local_output) on the mesh {} with data dimensions: nobody can "
-        "know which part of the batch it is, and so how the bias's gradient is summed. Leave use_local_output out",
-        by(contract), mesh.to_string()));
+// Holds the last plain result that a contract has returned on this thread on a mesh of several dimensions, and how the
+// whole result is laid out.
+struct LocalResult {
+  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> tensor;
+  std::optional<DeviceMesh> mesh;
+  Placements layout;
+};
+thread_local LocalResult last_local;
+
+// Returns the layout of the gradient of a bias that is added to the plain `result`, where that of the bias's own piece
+// is `gradient` along the contract's mesh dimension: a sum over the ranks that hold other parts of the result. Returns
+// nullopt where nobody knows how the result is laid out.
+std::optional<Placements> bias_gradient(Placements gradient, const at::Tensor& result, const Contract& contract,
+                                        const DeviceMesh& mesh) {
+  const bool known =
+      last_local.tensor && last_local.tensor->lock().get() == result.unsafeGetTensorImpl() && *last_local.mesh == mesh;
+  for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim) {
+    if (mesh_dim == contract.mesh_dim || mesh.size(mesh_dim) == 1) continue;
+    if (!known) return std::nullopt;
+    const auto d = static_cast<std::size_t>(mesh_dim);
+    const Placement& placement = last_local.layout[d];
+    if (placement.is_partial() || placement.is_shard(result.dim() - 1)) return std::nullopt;
+    if (placement.is_shard()) gradient[d] = Partial();
   }
-  const Placement result = contract.output.value_or(Replicate());
-  const bool last = result.is_shard() && (result.tensor_dim() == -1 || result.tensor_dim() == result_ndim - 1);
+  return gradient;
+}
+
+// Returns the piece of `bias` that fits the plain `result`, which is laid out as the contract's output. Where the
+// result is cut along another dimension than the bias's, every rank adds the whole bias to its part, and the bias's
+// gradient is a sum over ranks.
+at::Tensor local_bias(const at::Tensor& bias, const Contract& contract, const at::Tensor& result) {
+  const DeviceMesh& mesh = mesh_of(bias);
+  const Placement output = contract.output.value_or(Replicate());
+  const bool last = output.is_shard() && (output.tensor_dim() == -1 || output.tensor_dim() == result.dim() - 1);
   const Placement cut = Shard(bias.dim() - 1);
   const Placements layout = on_mesh_dim(placements_of(bias), contract.mesh_dim, last ? cut : Replicate(), bias.dim());
-  const Placements gradient =
-      on_mesh_dim(layout, contract.mesh_dim, last ? cut : (result.is_shard() ? Partial() : Replicate()), bias.dim());
+  const Placements own =
+      on_mesh_dim(layout, contract.mesh_dim, last ? cut : (output.is_shard() ? Partial() : Replicate()), bias.dim());
+  if (!bias.requires_grad() || !at::GradMode::is_enabled()) return to_local(redistribute(bias, layout), own);
+  const std::optional<Placements> gradient = bias_gradient(own, result, contract, mesh);
+  if (!gradient) {
+    throw std::invalid_argument(fmt::format(
+        "add with {}: a plain output (use_local_output) on the mesh {}: nobody can know which part of the batch it is, "
+        "and so how the bias's gradient is summed. Add the bias to the product itself, or leave use_local_output out",
+        by(contract), mesh.to_string()));
+  }
   return to_local(redistribute(bias, layout), gradient);
 }
 
@@ -215,7 +245,7 @@ template <class Op, class Result, class Self>
 Result add_kernel(c10::DispatchKeySet keys, Self self, const at::Tensor& other, const at::Scalar& alpha) {
   const Contract* const contract = beside_local(self, other);
   if (contract == nullptr) return Op::redispatch(past_ours(keys), self, other, alpha);
-  return Op::call(self, local_bias(other, *contract, self.dim()), alpha);
+  return Op::call(self, local_bias(other, *contract, self), alpha);
 }
 
 // Does the same under InferenceMode.
@@ -225,7 +255,7 @@ bool add_in_inference(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = argument(stack, n, 0).toTensor(), other = argument(stack, n, 1).toTensor();
   const Contract* const contract = beside_local(self, other);
   if (contract == nullptr) return false;
-  stack[stack.size() - n + 1] = local_bias(other, *contract, self.dim());
+  stack[stack.size() - n + 1] = local_bias(other, *contract, self);
   op.callBoxed(stack);
   return true;
 }
@@ -242,7 +272,14 @@ at::Tensor bring_result(at::Tensor y, const Contract& contract, std::string_view
       y = detail::redistribute_result(y, to, {.grad_placements = without_partial(spec.placements)});
     }
   }
-  return contract.use_local_output ? to_local(y) : y;
+  if (!contract.use_local_output) return y;
+  at::Tensor local = to_local(y);
+  if (mesh_of(y).ndim() > 1) {
+    last_local = {.tensor = c10::weak_intrusive_ptr<c10::TensorImpl>(local.getIntrusivePtr()),
+                  .mesh = mesh_of(y),
+                  .layout = placements_of(y)};
+  }
+  return local;
 }
 
 // Runs the operator as the contract says, if there is one. `call` computes the result from an activation.

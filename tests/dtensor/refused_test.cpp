@@ -382,6 +382,12 @@ TEST_CASE("Strict refuses what would communicate on its own, and says what") {
             const Strict strict;
             at::mm(ones(mesh, {S0}), ones(mesh, {Shard(1)}, {3, 2}));
           });
+  refused({"aten::mul: would communicate on its own, which Strict forbids", "give a number, such as x * 0.5"},
+          [](const DeviceMesh& mesh) {
+            const Strict strict;
+            const ImplicitReplication plain_counts;
+            at::mul(pending(mesh), at::scalar_tensor(0.5));
+          });
   refused({"Strict forbids"}, [](const DeviceMesh& mesh) {
     const Strict strict;
     at::relu(pending(mesh));

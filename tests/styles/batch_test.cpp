@@ -89,12 +89,26 @@ TEST_CASE("where several ranks split the batch, a call with plain tensors alone 
   const DeviceMesh plane = fake_mesh(1, {2, 2}, {"dp", "tp"});
   CHECK_NOTHROW(on(plane));
   // Without gradients each rank may have a batch of its own; and forward may make the DTensor.
-  CHECK_NOTHROW(
-      parallelize_module(Adder(), plane, ParallelPlan{}, {.forward_distributes = true, .src_rank = kNoSource})(x));
+  CHECK_NOTHROW(parallelize_module(Adder(), plane, ParallelPlan{}, {.allow_plain = true, .src_rank = kNoSource})(x));
+  CHECK_THROWS_AS(
+      [&] {
+        const c10::NoGradGuard none;
+        parallelize_module(Adder(), plane, ParallelPlan{}, {.src_rank = kNoSource})(x);
+      }(),
+      std::invalid_argument);
   {
-    const c10::NoGradGuard none;
+    const c10::InferenceMode inference;
     CHECK_NOTHROW(parallelize_module(Adder(), plane, ParallelPlan{}, {.src_rank = kNoSource})(x));
   }
+  // A hook of the root may make it, also one that was added later.
+  HookedMlp hooked(8, 4, 8);
+  auto called = parallelize_module(hooked, plane, ParallelPlan{}, {.src_rank = kNoSource});
+  hooked->register_forward_hook([](const std::vector<at::Tensor>&, std::vector<at::Tensor>&) {});
+  CHECK_THROWS_AS(called(x), std::invalid_argument);
+  hooked->register_forward_pre_hook([&](std::vector<at::Tensor>& inputs) {
+    inputs.at(0) = from_local(x, plane, {Shard(0), Replicate()});
+  });
+  CHECK_NOTHROW(called(x));
   const DeviceMesh alone = fake_mesh(0, {1, 2}, {"dp", "tp"});
   CHECK_NOTHROW(parallelize_module(Adder(), alone, ParallelPlan{}, {.src_rank = kNoSource})(x));
 }

@@ -14,6 +14,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/placement/layout.h"
+#include "tessera/styles/distribute_module.h"
 #include "tessera/styles/hooks.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/forward_level.h"
@@ -354,6 +355,150 @@ TESSERA_RANKS_TEST_CASE("36: Prepare styles annotate plain tensors and redistrib
   CHECK(counts(counter) == gathered);
 }
 
+namespace {
+
+// Runs a Boundary under a Prepare style, forward and backward on 7 rows, and compares with one process. Its input is a
+// DTensor laid out as `in`, and the module takes the whole; its result is laid out as `out`.
+void run_boundary(const Style& style, const Placement& in, const Placement& out, bool local_input, bool local_output) {
+  CAPTURE(style->to_string());
+  const DeviceMesh mesh = tp_line();
+  const at::Tensor x = numbers({7, 4});
+  Boundary module, reference;
+  fill(*reference);
+  fill(*module);
+  auto tp = parallelize_module(module, mesh, {{"", style}});
+  const at::Tensor want_x = leaf(x), got_x = leaf(x, mesh, {in});
+  const at::Tensor want = reference->forward(want_x, x), weights = numbers(want.sizes().vec(), 5);
+  const at::Tensor got = tp(got_x, x);
+  CHECK(is_dtensor(module->seen.at(0)) == !local_input);
+  CHECK(difference(module->seen.at(0), x) == 0);
+  REQUIRE(is_dtensor(got) == !local_output);
+  if (!local_output) CHECK(placements_of(got) == Placements{out});
+  CHECK(difference(local_output ? got : to_local(got), placed(want, out)) <= kExact);
+  (want * weights).sum().backward();
+  const at::Tensor mine = local_output ? placed(weights, out) : distribute_tensor(weights, mesh, {out}, kNoSource);
+  (got * mine).sum().backward();
+  REQUIRE(got_x.grad().defined());
+  CHECK(placements_of(got_x.grad()) == Placements{in});
+  CHECK(difference(got_x.grad(), want_x.grad()) <= kExact);
+  check_parameters(*module, *reference, /*gradients=*/true, kExact);
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("Prepare styles on uneven rows: values and gradients, with plain tensors and DTensors",
+                        {1, 2, 3}) {
+  for (const bool local : {false, true}) {
+    CAPTURE(local);
+    const PrepareInputOptions input = {.input_layouts = {Shard(0), std::nullopt},
+                                       .desired_input_layouts = {Replicate(), std::nullopt},
+                                       .use_local_input = local};
+    const PrepareOutputOptions output = {
+        .output_layouts = {Replicate()}, .desired_output_layouts = {Shard(0)}, .use_local_output = local};
+    run_boundary(PrepareModuleInput(input), Shard(0), Replicate(), local, /*local_output=*/false);
+    run_boundary(PrepareModuleOutput(output), Replicate(), Shard(0), /*local_input=*/false, local);
+    run_boundary(PrepareModuleInputOutput({.input = input, .output = output}), Shard(0), Shard(0), local, local);
+  }
+}
+
+namespace {
+
+// Sums over the rows that it is given: over those of this rank where it is given a plain piece.
+struct CubeSumImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    seen = x;
+    return x.pow(3).sum(0).unsqueeze(0);
+  }
+  at::Tensor seen;
+};
+TESSERA_MODULE(CubeSum);
+
+struct AfterSumImpl : torch::nn::Module {
+  AfterSumImpl() : sums(register_module("sums", CubeSum())), inner(register_module("inner", Linear(4, 5))) {}
+  at::Tensor forward(const at::Tensor& x) { return inner(sums(x)); }
+  CubeSum sums;
+  Linear inner;
+};
+TORCH_MODULE(AfterSum);
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("a module that is given this rank's rows returns a term of a sum: values and gradients",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = tp_line();
+  const at::Tensor x = numbers({7, 4});
+  for (const bool local : {false, true}) {
+    CAPTURE(local);
+    AfterSum module, reference;
+    fill(*reference);
+    fill(*module);
+    auto tp = parallelize_module(
+        module, mesh,
+        {{"sums",
+          PrepareModuleInputOutput(
+              {.input = {.input_layouts = {Replicate()}, .desired_input_layouts = {Shard(0)}, .use_local_input = local},
+               .output = {.output_layouts = {Partial()}, .desired_output_layouts = {Replicate()}}})}});
+    const at::Tensor want_x = leaf(x), got_x = leaf(x);
+    const at::Tensor want = reference->forward(want_x), weights = numbers(want.sizes().vec(), 5);
+    const at::Tensor got = tp(got_x);
+    REQUIRE(is_dtensor(module->sums->seen) == !local);
+    CHECK(difference(local ? module->sums->seen : to_local(module->sums->seen), piece(x, 0)) == 0);
+    CHECK(difference(got, want) <= kExact);
+    (want * weights).sum().backward();
+    (got * distribute_tensor(weights, mesh, {Replicate()}, kNoSource)).sum().backward();
+    CHECK(difference(got_x.grad(), want_x.grad()) <= kExact);  // the whole, on every rank
+    check_parameters(*module, *reference, /*gradients=*/true, kExact);
+  }
+}
+
+namespace {
+
+struct WithHooksImpl : torch::nn::Module {
+  WithHooksImpl() : up(register_module("up", Linear(4, 7))), down(register_module("down", Linear(7, 5))) {}
+  at::Tensor forward(const at::Tensor& x) { return down(at::gelu(up->forward(x))); }
+  Linear up, down;
+};
+TESSERA_MODULE(WithHooks);
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("distribute_module: input_fn and output_fn wrap forward, and gradients pass through both",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = tp_line();
+  const at::Tensor x = numbers({7, 4});
+  WithHooks module, reference;
+  fill(*reference);
+  fill(*module);
+  const auto by_features = [](const std::string& path, torch::nn::Module& each, const DeviceMesh& on) {
+    auto* const linear = each.as<torch::nn::LinearImpl>();
+    if (linear == nullptr) return;
+    distribute_in_place(linear->weight, on, {Shard(path == "up" ? 0 : 1)}, kNoSource);
+    if (path == "up") distribute_in_place(linear->bias, on, {Shard(0)}, kNoSource);
+  };
+  const auto input_fn = [](std::vector<at::Tensor>& inputs) {
+    inputs.at(0) = redistribute(inputs.at(0), {Replicate()}).tanh();
+  };
+  const auto output_fn = [](const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs) {
+    const at::Tensor y = redistribute(outputs.at(0), {Replicate()}) + inputs.at(0).sum(1, true);
+    outputs.at(0) = to_local(redistribute(y.sin(), {Shard(0)}));
+  };
+  distribute_module(*module, mesh, by_features, {.input_fn = input_fn, .output_fn = output_fn});
+  CHECK(module->hooks() == 2);
+  const at::Tensor want_x = leaf(x), got_x = leaf(x, mesh, {Shard(0)}), want_input = want_x.tanh();
+  const at::Tensor want = (reference->forward(want_input) + want_input.sum(1, true)).sin();
+  const at::Tensor weights = numbers(want.sizes().vec(), 5);
+  CommCounter counter(mesh);
+  const at::Tensor got = module->forward(got_x);
+  CHECK((counter.count_by_path("the root module") > 0) == (world_size() > 1));
+  REQUIRE_FALSE(is_dtensor(got));
+  CHECK(difference(got, piece(want, 0)) <= kExact);
+  (want * weights).sum().backward();
+  (got * piece(weights, 0)).sum().backward();
+  REQUIRE(got_x.grad().defined());
+  CHECK(difference(got_x.grad(), want_x.grad()) <= kExact);
+  check_parameters(*module, *reference, /*gradients=*/true, kExact);
+}
+
 TESSERA_RANKS_TEST_CASE("a user's hook that throws on one rank fails the job with its text", {3}) {
   const DeviceMesh mesh = tp_line();
   Boundary module;
@@ -457,6 +602,7 @@ TESSERA_RANKS_TEST_CASE("SequenceParallel on a norm of the user's own: DTensors 
       tp(x),
       "aten::mul: a plain tensor [2, 5, 6] is used with weight, whose style SequenceParallel says that it is this "
       "rank's piece, S(1); give a DTensor, by from_local(piece, mesh, placements), or by distribute_tensor "
-      "where each rank has the whole",
+      "where each rank has the whole; or register a constant of the module, such as a mask, as its buffer before "
+      "parallelize_module",
       std::invalid_argument);
 }

@@ -71,6 +71,15 @@ struct TuplesImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Tuples);
 
+// Writes a state of the caller's.
+struct RecurrentImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x, TwoTensors& state) {
+    state = {std::get<0>(state) + x, std::get<1>(state) * x};
+    return std::get<0>(state) + std::get<1>(state);
+  }
+};
+TESSERA_MODULE(Recurrent);
+
 struct TupleFirstImpl : torch::nn::Module {
   at::Tensor forward(const TwoTensors& pair, const at::Tensor& last, double by = 1) {
     return (std::get<0>(pair) * 100 + std::get<1>(pair) * 10 + last) * by;
@@ -181,6 +190,18 @@ TEST_CASE("tuples among the arguments: each tensor that a hook sees goes back to
   CHECK(value(std::get<0>(third)) == 4);
   CHECK(value(std::get<1>(third)) == 5);
   CHECK(value(std::get<0>(std::get<1>(fifth))) == 7);
+}
+
+TEST_CASE("a state that forward takes by reference stays the caller's, with what a hook has made of it") {
+  Recurrent m;
+  m->register_forward_pre_hook([](std::vector<at::Tensor>& inputs) {
+    REQUIRE(inputs.size() == 3);
+    for (at::Tensor& t : inputs) t = t * 10;
+  });
+  TwoTensors state(number(2), number(3));
+  CHECK(value(m->forward(number(1), state)) == (20 + 10) + 30 * 10);
+  CHECK(value(std::get<0>(state)) == 30);
+  CHECK(value(std::get<1>(state)) == 300);
 }
 
 TEST_CASE("tuples among the arguments of a call without those that have defaults") {

@@ -170,9 +170,9 @@ TEST_CASE("Prepare styles need a module that can be hooked, and lists of one len
       "PrepareModuleOutput: tensor 0 has a layout in [S(0)] and none in [-]; give it a layout in both, or "
       "std::nullopt in both",
       std::invalid_argument);
-  CHECK_THROWS_AS(
+  CHECK_THROWS_WITH_AS(
       PrepareModuleInputOutput({.input = {.input_layouts = {Shard(0)}, .desired_input_layouts = {}}, .output = {}}),
-      std::invalid_argument);
+      doctest::Contains("PrepareModuleInput: 1 layouts [S(0)] but 0 desired ones []"), std::invalid_argument);
 }
 
 TEST_CASE(
@@ -191,7 +191,7 @@ TEST_CASE(
                               [&](const DeviceMesh& mesh) { forward(mesh, {}, {}); });
   CHECK_NOTHROW(forward(fake_mesh(0, {2}), {Shard(0), std::nullopt}, {Replicate(), std::nullopt}));
   const Style one = PrepareModuleInput({.input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}});
-  check_refused_on_every_rank({1, 2}, {"dp", "tp"},
+  check_refused_on_every_rank({2, 2}, {"dp", "tp"},
                               "tensor 0 is plain, and on a mesh with data dimensions nobody can know",
                               [&](const DeviceMesh& mesh) {
                                 Mlp2 m(8, 6, 8);
@@ -216,8 +216,10 @@ TEST_CASE("stages and dimensions of ZeRO without data_placement") {
 
 TEST_CASE("embeddings with sparse(true), with a style and without, unless they are frozen") {
   const auto sparse = [] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 4).sparse(true)); };
-  refused_module(sparse, {}, "the root module is an Embedding with sparse(true), and a DTensor cannot have a sparse");
-  refused_module(sparse, {{"", RowwiseParallel()}}, "give sparse(false), or set requires_grad of its weight to false");
+  refused_module(sparse, {}, "the root module has sparse(true), and a DTensor cannot have a sparse");
+  refused_module([] { return torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(8, 4).sparse(true)); }, {},
+                 "the root module has sparse(true), and a DTensor cannot have a sparse gradient");
+  refused_module(sparse, {{"", RowwiseParallel()}}, "give sparse(false), set requires_grad of its weight to false");
   torch::nn::Embedding frozen = sparse();
   frozen->weight.set_requires_grad(false);
   parallelize_module(frozen, fake_mesh(0, {2}), RowwiseParallel(), {.src_rank = kNoSource});
@@ -331,23 +333,34 @@ TEST_CASE("an optimizer that holds state already") {
   torch::optim::SGD fresh(mlp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   parallelize_module(mlp, fake_mesh(0, {2}), {}, {.src_rank = kNoSource, .optimizers = {&fresh}});
   CHECK(is_dtensor(fresh.param_groups().at(0).params().at(0)));
+  // What is a DTensor already keeps its layout, so its state stays right.
+  for (at::Tensor& p : mlp->parameters()) p.mutable_grad() = at::zeros_like(p);
+  fresh.step();
+  REQUIRE(fresh.state().size() == 4);
+  mlp->register_module("head", torch::nn::Linear(8, 4));
+  parallelize_module(mlp, fake_mesh(0, {2}), {{"head", ColwiseParallel()}},
+                     {.src_rank = kNoSource, .optimizers = {&fresh}});
 }
 
-TEST_CASE("a bias added to a plain piece of the batch: its gradient's layout is unknown; without gradients it may be") {
-  const auto forward = [](const DeviceMesh& mesh) {
+TEST_CASE("a bias added to a plain piece of the batch that is no product of its own layer, unless without gradients") {
+  const auto forward = [](const DeviceMesh& mesh, double scale) {
     Mlp mlp(8, 6, 8);
     parallelize_module(mlp, mesh, {{"up", ColwiseParallel({.use_local_output = true})}}, {.src_rank = kNoSource});
-    mlp->up->forward(from_local(at::ones({1, 3, 8}), mesh, {Shard(0), Replicate()}));
+    const at::Tensor x = from_local(at::ones({1, 3, 8}), mesh, {Shard(0), Replicate()});
+    const at::Tensor product = x.matmul(mlp->up->weight.t());
+    (scale == 1 ? product : product * scale) + mlp->up->bias;
   };
-  check_refused_on_every_rank({2, 2}, {"dp", "tp"}, "how the bias's gradient is summed. Leave use_local_output out",
-                              forward);
+  check_refused_on_every_rank({2, 2}, {"dp", "tp"}, "how the bias's gradient is summed. Add the bias to the product",
+                              [&](const DeviceMesh& mesh) { forward(mesh, 2); });
+  forward(fake_mesh(0, {2, 2}, {"dp", "tp"}), 1);
   const at::NoGradGuard no_grad;
-  forward(fake_mesh(0, {2, 2}, {"dp", "tp"}));
+  forward(fake_mesh(0, {2, 2}, {"dp", "tp"}), 2);
 }
 
 TEST_CASE("distribute_module: hooks need a module that has them") {
   Mlp mlp(8, 6, 8);
-  CHECK_THROWS_AS(distribute_module(*mlp, fake_mesh(0, {2}), {}, {.input_fn = [](std::vector<at::Tensor>&) {}}),
-                  std::invalid_argument);
+  CHECK_THROWS_WITH_AS(distribute_module(*mlp, fake_mesh(0, {2}), {}, {.input_fn = [](std::vector<at::Tensor>&) {}}),
+                       doctest::Contains("distribute_module: input_fn and output_fn wrap forward, and a "),
+                       std::invalid_argument);
   CHECK_FALSE(is_dtensor(mlp->up->weight));
 }

@@ -305,8 +305,8 @@ TEST_CASE("refused: frozen and optimized modules, Prepare styles, other types, a
           "of TorchScript cannot be hooked");
   refused("model", {{"layers.0.norm1", ColwiseParallel()}}, "of type torch.nn.modules.normalization.LayerNorm");
   refused("renormalized", {{"0", ColwiseParallel()}}, "max_norm");
-  refused("sparse", {{"0", ColwiseParallel()}}, "0 is an Embedding with sparse(true)");
-  refused("sparse", {}, "0 is an Embedding with sparse(true)");
+  refused("sparse", {{"0", ColwiseParallel()}}, "0 has sparse(true)");
+  refused("sparse", {}, "0 has sparse(true)");
   refused("mlp", {{"side", ColwiseParallel()}}, "the root's are: up, down");
   check_refused_on_every_rank(
       {2}, {"tp"}, "compute_dtype BFloat16 for a TorchScript module",
