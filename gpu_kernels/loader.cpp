@@ -24,16 +24,17 @@ bool find(void* library, const char* name, Function& function) {
 // The library stays loaded until the process ends.
 std::optional<Kernels> load() {
   const char* const chosen = std::getenv("TESSERA_GPU_KERNELS");
-  const bool by_path = chosen != nullptr && *chosen != '\0';
-  void* const library = dlopen(by_path ? chosen : "libtessera_gpu.so", RTLD_NOW | RTLD_LOCAL);
+  if (chosen != nullptr && *chosen == '\0') return std::nullopt;
+  void* const library = dlopen(chosen != nullptr ? chosen : "libtessera_gpu.so", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    if (by_path) complain("", dlerror());
-    if (chosen == nullptr) {
+    if (chosen != nullptr) {
+      complain("", dlerror());
+    } else {
       std::fprintf(
           stderr,
           "[tessera] libtessera_gpu.so was not loaded (%s): random numbers are drawn on the host and copied, and "
           "LibTorch's operators do the rest. Build //gpu_kernels:tessera_gpu with --config=cuda and set "
-          "TESSERA_GPU_KERNELS to its path; TESSERA_GPU_KERNELS= keeps this line away\n",
+          "TESSERA_GPU_KERNELS to its path; TESSERA_GPU_KERNELS= says that this is wanted\n",
           dlerror());
     }
     return std::nullopt;
@@ -49,7 +50,7 @@ std::optional<Kernels> load() {
       find(library, "tessera_gpu_masked_rows", found.masked_rows) && find(library, "tessera_gpu_copy", found.copy)) {
     return found;
   }
-  if (by_path) complain(chosen, " is of another version");
+  if (chosen != nullptr) complain(chosen, " is of another version");
   return std::nullopt;
 }
 

@@ -53,11 +53,13 @@ TORCH_LIBRARY(user, m) {
   m.def("square(Tensor x) -> Tensor");
   m.def("composed(Tensor x) -> Tensor", [](const at::Tensor& x) { return (x + 1).pow(2).mean(0); });
 }
-TORCH_LIBRARY_IMPL(user, CPU, m) {
+void add_kernels(torch::Library& m) {
   m.impl("sort_rows", sort_rows);
   m.impl("triple", triple);
   m.impl("square", square);
 }
+TORCH_LIBRARY_IMPL(user, CPU, m) { add_kernels(m); }
+TORCH_LIBRARY_IMPL(user, CUDA, m) { add_kernels(m); }
 TORCH_LIBRARY_IMPL(user, Autograd, m) {
   m.impl("square", [](const at::Tensor& x) { return Square::apply(x); });
 }
