@@ -123,7 +123,8 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensor
 at::Tensor redistribute_to(const at::Tensor& dtensor, const DeviceMesh& mesh, const Placements& placements,
                            const std::optional<Placements>& grad_placements = std::nullopt);
 
-// Returns the whole value as a plain tensor on every rank: redistribute to Replicate, then to_local.
+// Returns the whole value as a plain tensor on every rank: redistribute to Replicate, then to_local. Throws as they do;
+// so std::invalid_argument on a plain tensor.
 at::Tensor full_tensor(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
 
 // Makes a DTensor of a plain tensor that every rank has as a whole. Its values are those of `src_rank` (a global rank;

@@ -38,7 +38,8 @@ std::string_view to_string(InitType type);
 InitType init_type(std::string_view name);
 
 // Fills a weight as the type says. Plain tensors are filled by LibTorch's generator. init_method returns that as a
-// function.
+// function. Throws as LibTorch's functions do: on fewer than two dimensions for the orthogonal, Kaiming and Xavier
+// types, and on other than 3 to 5 for kDirac.
 void initialize_(const at::Tensor& weight, InitType type);
 InitMethod init_method(InitType type);
 

@@ -89,7 +89,7 @@ std::optional<at::Reduction::Reduction> legacy_reduction(std::optional<bool> siz
 // Computes torch::nn::functional::cross_entropy of logits [n, classes, *] and class numbers [n, *]; the result is plain
 // and whole, also for DTensor logits, whose targets may be plain or DTensors.
 // Collectives: those of that function on DTensors, which for sharded classes uses the kernel of sharded_cross_entropy,
-// and those that gather one loss per row.
+// and those that gather one loss per row. Throws as that function.
 at::Tensor parallel_cross_entropy(const at::Tensor& input, const at::Tensor& target,
                                   const ParallelCrossEntropyOptions& options = {});
 
@@ -126,7 +126,8 @@ at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight, S
                               ParallelDim dim, const DeviceMesh& mesh);
 
 // Returns the plain `t` as a DTensor: this rank's piece of a tensor that is sharded along `dim`, or with none the
-// whole. The other overload does so for each tensor of a list.
+// whole. The other overload does so for each tensor of a list. Does not communicate. Throws std::invalid_argument on a
+// dim outside the tensor's dimensions, and as from_local.
 at::Tensor register_parallel_dim(const at::Tensor& t, ParallelDim dim, const DeviceMesh& mesh);
 std::vector<at::Tensor> register_parallel_dim(const std::vector<at::Tensor>& list, ParallelDim dim,
                                               const DeviceMesh& mesh);
@@ -149,7 +150,7 @@ TORCH_MODULE(RegisterParallelDim);
 ParallelDim get_parallel_dim(const at::Tensor& t);
 
 // Fills a tensor by `method`: a plain one by itself, a DTensor with its piece of the whole tensor's values, without
-// communication.
+// communication. Throws what `method` throws.
 void shard_init_(const InitMethod& method, const at::Tensor& tensor);
 
 // Says how the two kinds of modules are sharded.

@@ -26,6 +26,7 @@ class Placement {
 
   Placement() = default;  // Replicate
 
+  // These throw std::invalid_argument on a null pointer. A tensor dimension is checked where the placement is used.
   static Placement shard(int64_t tensor_dim, PartitionPtr partition = chunks());
   static Placement partial(ReductionPtr reduction);
 
@@ -40,17 +41,20 @@ class Placement {
   // ---- for a Shard ----------------------------------------------------------------------------------------------
   // The tensor dimension. It is negative (counted from the end) if the user wrote it so, until it is normalized.
   int64_t tensor_dim() const { return dim_; }
+  // Throws std::logic_error unless this is a Shard.
   const Partition& partition() const;
   bool is_chunks() const { return is_shard() && what_.get() == chunks().get(); }
   // Decides which mesh dimension cuts first where several cut one tensor dimension: the one of lower order, and of
   // equal orders the left one. With S(0)@1 on the first mesh dimension and S(0) on the second, the second cuts the
   // tensor and the first cuts its pieces.
   int64_t order() const { return order_; }
+  // Throws std::invalid_argument unless this is a Shard and the order is from 0 to 65536.
   Placement ordered(int64_t order) const;
-  // Returns the same cut of another tensor dimension.
+  // Returns the same cut of another tensor dimension. Throws std::logic_error unless this is a Shard.
   Placement on(int64_t tensor_dim) const;
 
   // ---- for a Partial --------------------------------------------------------------------------------------------
+  // These throw std::logic_error unless this is a Partial.
   const Reduction& reduction() const;
   ReductionPtr reduction_ptr() const;
 
