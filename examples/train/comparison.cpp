@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 #include "tessera/dtensor/data/global_batches.h"
 #include "tessera/examples/train/trainer.h"
@@ -10,9 +11,15 @@
 namespace train {
 namespace {
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// A NaN counts as infinity, which no other difference exceeds.
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
   double largest = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::abs(a[i] - b[i]);
+    if (!(difference <= largest)) largest = std::isnan(difference) ? kInfinity : difference;
+  }
   return largest;
 }
 

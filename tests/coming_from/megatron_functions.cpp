@@ -245,7 +245,10 @@ TEST_CASE("set_defaults_if_not_set_tensor_model_parallel_attributes") {
     set_defaults_if_not_set_tensor_parallel_attributes(unset);
     set_defaults_if_not_set_tensor_parallel_attributes(set);
     CHECK(tensor_parallel_attributes(set).partition_stride == 2);
-    CHECK_THROWS_AS(set_tensor_parallel_attributes(unset, true, 0), std::invalid_argument);  // the defaults are set now
+    CHECK_THROWS_WITH_AS(
+        set_tensor_parallel_attributes(unset, true, 0),  // the defaults are set now
+        doctest::Contains("was set to be not parallel before, and now to be parallel along dimension 0"),
+        std::invalid_argument);
   }
 }
 

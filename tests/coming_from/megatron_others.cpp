@@ -91,7 +91,8 @@ TEST_CASE("VocabUtility") {
     for (int64_t rank = 0; rank < 8; ++rank) {
       CHECK(vocab_range_from_global_vocab_size(1600, rank, 8) == Interval{200 * rank, 200 * rank + 200});
     }
-    CHECK_THROWS_AS(vocab_range_from_global_vocab_size(10, 0, 4), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(vocab_range_from_global_vocab_size(10, 0, 4), doctest::Contains("10 is not divisible by 4"),
+                         std::invalid_argument);
     CHECK(vocab_range_from_global_vocab_size(10, 3, 4, true) == Interval{9, 10});
   }
   SUBCASE("vocab_range_from_per_partition_vocab_size") {

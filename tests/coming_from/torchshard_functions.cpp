@@ -224,7 +224,8 @@ TESSERA_RANKS_TEST_CASE("functional.parallel_linear", {1, 2, 3, 4}) {
     const at::Tensor got = parallel_linear(spread(x, mesh, {Replicate()}), piece_of(w, mesh, {Shard(1)}), {}, 0, mesh);
     CHECK(close(got, at::linear(x, w)));
     const DeviceMesh plane = mesh_over({1, mesh.size()});
-    CHECK_THROWS_AS(parallel_linear(x, w, {}, 0, plane), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(parallel_linear(x, w, {}, 0, plane), doctest::Contains("has 2 dimensions; give one of them"),
+                         std::invalid_argument);
     CHECK_THROWS_WITH_AS(parallel_linear(spread(x, plane, {Replicate(), Replicate()}), w, {}, 0, mesh),
                          doctest::Contains("the input is on mesh"), std::invalid_argument);
   }

@@ -202,6 +202,19 @@ TESSERA_RANKS_TEST_CASE("dropped_remainders", {1, 2, 3, 4}) {
   CHECK(same(back.detach(), whole));
   back.backward(sample(whole.sizes(), 2));
   CHECK(same(x.grad(), sample(whole.sizes(), 2)));
+  // Backward gathers the uneven pieces of a sum's gradient, and adds and cuts the gradients of what was gathered.
+  const int64_t me = mesh.local_rank(0);
+  const at::Tensor terms = sample({n, 2 * n + 1, 3}, 3), grads = sample({n, 2 * n + 1, 3}, 4);
+  const at::Tensor term = leaf(terms[me]);
+  const at::Tensor summed = reduce_scatter_to_sequence_region(term, mesh, /*allow_uneven=*/true);
+  CHECK(close(summed.detach(), piece_of(terms.sum(0), mesh, {Shard(0)})));
+  summed.backward(piece_of(whole, mesh, {Shard(0)}));
+  CHECK(close(term.grad(), whole));
+  const at::Tensor piece = leaf(piece_of(whole, mesh, {Shard(0)}));
+  const at::Tensor gathered = gather_from_sequence_region(piece, mesh, /*tensor_parallel_output_grad=*/true, 2 * n + 1);
+  CHECK(same(gathered.detach(), whole));
+  gathered.backward(grads[me]);
+  CHECK(close(piece.grad(), piece_of(grads.sum(0), mesh, {Shard(0)})));
   const at::Tensor flat = sample({6 * n});
   CHECK(same(gather_split_1d_tensor(split_into_1d_equal_chunks(flat, mesh), mesh), flat));
   if (n == 1) return;

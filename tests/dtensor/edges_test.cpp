@@ -1,6 +1,7 @@
 // Tests calls at the limits of what rules, kernels and kept tensors support; each once gave a wrong result.
 
 #include <limits>
+#include <stdexcept>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -85,10 +86,12 @@ TESSERA_RANKS_TEST_CASE("attention under a mask, causal too, where a rank has no
 TESSERA_RANKS_TEST_CASE("a mask that does not fit is refused, and the job goes on", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor q = spread(sample({4, 2, 4, 8}), mesh, {S0});
-  for (const at::Tensor& mask : {sample({4, 5}), whole_numbers({4, 4}, at::kLong)}) {
-    CHECK_THROWS(attend(q, q, q, spread(mask, mesh, {R}), false));
+  const auto refused = [&](const at::Tensor& mask, const char* text) {
+    CHECK_THROWS_WITH_AS(attend(q, q, q, spread(mask, mesh, {R}), false), doctest::Contains(text), c10::Error);
     CHECK(full_tensor(q.sum()).dim() == 0);
-  }
+  };
+  refused(sample({4, 5}), "(5) at non-singleton dimension 3");
+  refused(whole_numbers({4, 4}, at::kLong), "Expected attn_mask dtype to be bool or float or to match query dtype");
 }
 
 TESSERA_RANKS_TEST_CASE("an image pooled or resized in channels-last can be viewed by its strides", {1, 2, 3}) {
@@ -183,9 +186,16 @@ TESSERA_RANKS_TEST_CASE("as_strided takes frames of the last dimension, and noth
   CHECK(same(full_tensor(d.as_strided({4, 3, 4}, {9, 2, 1})), x.as_strided({4, 3, 4}, {9, 2, 1})));
   CHECK(same(full_tensor(d.as_strided({4, 2, 4}, {9, 2, 1})), x.as_strided({4, 2, 4}, {9, 2, 1})));
   CHECK(placements_of(d.as_strided({4, 3, 4}, {9, 2, 1})) == Placements{S0});
-  CHECK_THROWS(d.as_strided({4, 4, 4}, {9, 2, 1}));  // frames that reach into the next row
-  CHECK_THROWS(d.as_strided({4, 3, 4}, {9, 2, 1}, 1));
-  CHECK_THROWS(d.as_strided({2, 3, 4}, {18, 2, 1}));
+  // These frames reach into the next row, begin elsewhere, and leave out rows.
+  CHECK_THROWS_WITH_AS(d.as_strided({4, 4, 4}, {9, 2, 1}),
+                       doctest::Contains("aten::as_strided: [4, 4, 4] by strides [9, 2, 1] from 0 of "),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(d.as_strided({4, 3, 4}, {9, 2, 1}, 1),
+                       doctest::Contains("aten::as_strided: [4, 3, 4] by strides [9, 2, 1] from 1 of "),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(d.as_strided({2, 3, 4}, {18, 2, 1}),
+                       doctest::Contains("aten::as_strided: [2, 3, 4] by strides [18, 2, 1] from 0 of "),
+                       std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("a view tells the storage_offset() that it has in one process", {1, 2, 3, 4}) {
@@ -227,7 +237,9 @@ TESSERA_RANKS_TEST_CASE("a view tells the storage_offset() that it has in one pr
     const at::Tensor rows = d.slice(0, 1);
     CHECK(rows.as_strided(rows.sizes(), rows.strides()).storage_offset() == 6);
     CHECK(rows.as_strided(rows.sizes(), rows.strides(), 6).storage_offset() == 6);
-    CHECK_THROWS(rows.as_strided(rows.sizes(), rows.strides(), 0));
+    CHECK_THROWS_WITH_AS(rows.as_strided(rows.sizes(), rows.strides(), 0),
+                         doctest::Contains("from 6: a DTensor's pieces lie in other memory than one process's"),
+                         std::invalid_argument);
     CHECK(d.add(1).storage_offset() == 0);  // of a TensorImpl that held a view
   }
 }

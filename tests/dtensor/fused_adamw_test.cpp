@@ -65,8 +65,9 @@ TESSERA_RANKS_TEST_CASE("FusedAdamW equals torch::optim::AdamW on shards, on sev
         ours.push_back(each.ours);
         plain.push_back(each.plain);
       }
-      FusedAdamW fused(ours, {.lr = 0.05, .weight_decay = 0.1, .amsgrad = amsgrad});
-      torch::optim::AdamW theirs(plain, torch::optim::AdamWOptions(0.05).weight_decay(0.1).amsgrad(amsgrad));
+      FusedAdamW fused(ours, {.lr = 0.05, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.1, .amsgrad = amsgrad});
+      torch::optim::AdamW theirs(
+          plain, torch::optim::AdamWOptions(0.05).betas({0.9, 0.9}).eps(1e-3).weight_decay(0.1).amsgrad(amsgrad));
       const CommCounter counter(line());
       for (int64_t step = 0; step < 4; ++step) {
         for (std::size_t i = 0; i < pairs.size(); ++i) {
@@ -101,17 +102,27 @@ TESSERA_RANKS_TEST_CASE("FusedAdamW gives its state to torch::optim::AdamW and t
   for (const bool amsgrad : {false, true}) {
     CAPTURE(amsgrad);
     std::vector<Pair> pairs = make_pairs(at::kDouble);
-    std::vector<at::Tensor> ours;
-    for (const Pair& each : pairs) ours.push_back(each.ours);
+    std::vector<at::Tensor> ours, plain;
+    for (const Pair& each : pairs) {
+      ours.push_back(each.ours);
+      plain.push_back(each.plain);
+    }
     const auto step_with = [&](auto& optimizer, int64_t seed) {
       for (std::size_t i = 1; i < pairs.size(); ++i) pairs[i].set_gradients(seed + static_cast<int64_t>(i));
       optimizer.step();  // the first parameter never has a gradient, and so no state
     };
-    FusedAdamW fused(ours, {.lr = 0.05, .beta1 = 0.8, .weight_decay = 0.1, .amsgrad = amsgrad});
-    step_with(fused, 0);
-    step_with(fused, 10);
+    FusedAdamW fused(ours,
+                     {.lr = 0.05, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.1, .amsgrad = amsgrad});
+    torch::optim::AdamW reference(
+        plain, torch::optim::AdamWOptions(0.05).betas({0.8, 0.9}).eps(1e-3).weight_decay(0.1).amsgrad(amsgrad));
+    for (const int64_t seed : {0, 10}) {
+      step_with(fused, seed);
+      reference.step();
+    }
     torch::optim::AdamW theirs(ours);
     fused.give_state(theirs);
+    const auto& given = dynamic_cast<const torch::optim::AdamWOptions&>(theirs.param_groups()[0].options());
+    CHECK((given == dynamic_cast<const torch::optim::AdamWOptions&>(reference.param_groups()[0].options())));
     std::vector<at::Tensor> kept;
     for (const at::Tensor& each : ours) kept.push_back(each.detach().clone());
     FusedAdamW other(ours, {.amsgrad = amsgrad});
@@ -129,9 +140,11 @@ TESSERA_RANKS_TEST_CASE("FusedAdamW gives its state to torch::optim::AdamW and t
     // AdamW shares the moments with `fused`, and so is the last to change them.
     const std::vector<at::Tensor> by_other = after(other);
     const std::vector<at::Tensor> by_theirs = after(theirs);
+    reference.step();  // with the gradients of the last step of the others
     for (std::size_t i = 0; i < ours.size(); ++i) {
       CAPTURE(i);
       CHECK(close(by_other[i], by_theirs[i], limit));
+      CHECK(close(by_theirs[i], plain[i].detach(), limit));
     }
     CHECK(theirs.state().size() == ours.size() - 1);
   }

@@ -232,6 +232,41 @@ TESSERA_RANKS_TEST_CASE("dropped_remainders: uneven parts are refused, or whole,
              at::full({1}, 5, on(at::kLong))));
 }
 
+TESSERA_RANKS_TEST_CASE("uneven parts, empty ones too, have the gradients that one process computes", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size(), me = mesh.local_rank(0);
+  for (const int64_t size : std::vector<int64_t>{2 * n + 1, n + 1, 1}) {
+    for (const int64_t dim : {0, 1}) {
+      for (const bool sequence : {false, true}) {
+        if (sequence && dim != 0) continue;
+        CAPTURE(size);
+        CAPTURE(dim);
+        CAPTURE(sequence);
+        const std::vector<int64_t> shape = dim == 0 ? std::vector<int64_t>{size, 3} : std::vector<int64_t>{3, size};
+        const Placements cut = {Shard(dim)};
+        const at::Tensor whole = sample(shape, 1), terms = rows(n, shape, 2), grads = rows(n, shape, 3);
+
+        // Backward gathers the pieces of one gradient: it is that of every rank's term.
+        const at::Tensor term = leaf(terms[me]);
+        const at::Tensor summed = sequence ? reduce_scatter_to_sequence_region(term, mesh, /*allow_uneven=*/true)
+                                           : reduce_scatter_to_region(term, mesh, dim, /*allow_uneven=*/true);
+        CHECK(close(summed.detach(), piece_of(terms.sum(0), mesh, cut)));
+        const at::Tensor of_term = torch::autograd::grad({summed}, {term}, {piece_of(whole, mesh, cut)})[0];
+        CHECK(close(of_term, whole));
+
+        // Backward adds the gradients of all ranks, each of which has a part of the sum.
+        const at::Tensor mine = leaf(piece_of(whole, mesh, cut));
+        const at::Tensor gathered =
+            sequence ? gather_from_sequence_region(mine, mesh, /*tensor_parallel_output_grad=*/true, size)
+                     : gather_from_region(mine, mesh, {.tensor_dim = dim, .pending_gradient = true, .size = size});
+        CHECK(same(gathered.detach(), whole));
+        const at::Tensor of_mine = torch::autograd::grad({gathered}, {mine}, {grads[me]})[0];
+        CHECK(close(of_mine, piece_of(grads.sum(0), mesh, cut)));
+      }
+    }
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("arguments that regions cannot take are refused before any communication, on every rank alike",
                         {2}) {
   const DeviceMesh mesh = line();
@@ -283,11 +318,17 @@ TESSERA_RANKS_TEST_CASE("what would throw only in backward, or only on several r
   const at::Tensor x = sample({4, 2});
   CHECK_THROWS_WITH_AS(copy_to_region(x, mesh, ReduceOp::kBitAnd), doctest::Contains("copy_to_region: gradient"),
                        std::invalid_argument);
-  CHECK_THROWS_AS(copy_to_region(at::complex(x, x), mesh, ReduceOp::kMax), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(copy_to_region(at::complex(x, x), mesh, ReduceOp::kMax),
+                       doctest::Contains("copy_to_region: gradient: max of ComplexDouble is not defined"),
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(reduce_from_region(at::arange(4, on(at::kLong)), mesh, ReduceOp::kAvg),
                        doctest::Contains("reduce_from_region"), std::invalid_argument);
-  CHECK_THROWS_AS(reduce_from_region(at::complex(x, x), mesh, ReduceOp::kMax), std::invalid_argument);
-  CHECK_THROWS_AS(reduce_scatter_to_region(x > 0, mesh), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(reduce_from_region(at::complex(x, x), mesh, ReduceOp::kMax),
+                       doctest::Contains("reduce_from_region: max of ComplexDouble is not defined"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(reduce_scatter_to_region(x > 0, mesh),
+                       doctest::Contains("reduce_scatter_to_region: sum of Bool is not defined"),
+                       std::invalid_argument);
   const at::Tensor ids = at::arange(4, on(at::kLong));
   CHECK(same(copy_to_region(ids, mesh, ReduceOp::kAvg), ids));
   if (mesh.size() == 1) {
@@ -301,7 +342,8 @@ TESSERA_RANKS_TEST_CASE("pieces of unequal sizes without their sum are found by 
   const DeviceMesh mesh = line();
   const Checked checked(mesh);
   const at::Tensor mine = at::ones({mesh.local_rank(0) == 0 ? 3 : 2, 2}, on(at::kFloat));
-  CHECK_THROWS_AS(gather_from_region(mine, mesh, {.tensor_dim = 0}), MismatchError);
+  CHECK_THROWS_WITH_AS(gather_from_region(mine, mesh, {.tensor_dim = 0}),
+                       doctest::Contains("Checked: the ranks are about to issue different collectives"), MismatchError);
 }
 
 TESSERA_RANKS_TEST_CASE("derivatives in forward mode go where the tensors go", {1, 2, 3, 4}) {

@@ -246,6 +246,49 @@ TESSERA_RANKS_TEST_CASE("dropout keeps its share and scales the rest; its gradie
   CHECK(close(full_tensor(at::scaled_dot_product_attention(heads, heads, heads, {}, 0.5)), again));
 }
 
+TESSERA_RANKS_TEST_CASE("alpha dropout keeps mean and variance by its formula; features go as a whole", {1, 2, 3}) {
+  // Self-Normalizing Neural Networks (Klambauer et al., 2017), section 3: what is dropped becomes -lambda * alpha, and
+  // all is scaled by a and shifted by b.
+  constexpr double kAlpha = 1.7580993408473766, kDropped = 0.3;
+  const double a = 1 / std::sqrt((kAlpha * kAlpha * kDropped + 1) * (1 - kDropped)), b = kAlpha * a * kDropped;
+  const DeviceMesh mesh = line();
+  manual_seed(1, *world());
+  const at::Tensor plain = sample({101, 5, 3});
+  for (const bool features : {false, true}) {
+    CAPTURE(features);
+    at::Tensor x = spread(plain, mesh, {S0}).requires_grad_(true);
+    const at::Tensor y = features ? at::feature_alpha_dropout(x, kDropped, true) : at::alpha_dropout(x, kDropped, true);
+    y.sum().backward();
+    const at::Tensor gradient = full_tensor(x.grad());
+    const at::Tensor kept = gradient.ne(0);
+    CHECK(close(gradient, kept.to(plain.dtype()) * a));
+    CHECK(close(full_tensor(y.detach()), at::where(kept, plain * a + b, at::full_like(plain, b - kAlpha * a))));
+    const double share = kept.to(at::kDouble).mean().item<double>();
+    CHECK(share > 0.6);
+    CHECK(share < 0.8);
+    CHECK(kept.eq(kept.narrow(2, 0, 1)).all().item<bool>() == features);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("rrelu draws a slope for each negative element, which is its derivative", {1, 2, 3}) {
+  constexpr double kLower = 0.1, kUpper = 0.4;
+  const DeviceMesh mesh = line();
+  manual_seed(1, *world());
+  const at::Tensor plain = sample({101, 7});
+  at::Tensor x = spread(plain, mesh, {S0}).requires_grad_(true);
+  const at::Tensor y = at::rrelu(x, kLower, kUpper, true);
+  y.sum().backward();
+  const at::Tensor slopes = full_tensor(x.grad()), negative = plain.lt(0);
+  CHECK(close(full_tensor(y.detach()), plain * slopes));
+  CHECK(slopes.masked_select(~negative).eq(1).all().item<bool>());
+  const at::Tensor drawn = slopes.masked_select(negative);
+  REQUIRE(drawn.numel() > 200);
+  CHECK(drawn.min().item<double>() >= kLower);
+  CHECK(drawn.max().item<double>() <= kUpper);
+  CHECK(std::abs(drawn.mean().item<double>() - (kLower + kUpper) / 2) < 0.03);
+  CHECK(drawn.std().item<double>() > 0.07);  // of a uniform distribution: 0.087
+}
+
 TESSERA_RANKS_TEST_CASE("factories make each rank's own piece, without communication", {1, 3}) {
   const DeviceMesh mesh = line();
   CHECK(same(full_tensor(tessera::ones({5, 3}, mesh, {S0})), at::ones({5, 3}, on(at::kFloat))));

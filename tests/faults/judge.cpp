@@ -72,7 +72,12 @@ void judge_own_error(const Outcome& outcome, Misses& misses) {
   if (outcome.own_error.empty()) return;
   const bool is_told = !could_not_tell(outcome);
   for (const auto& [rank, seen] : outcome.ranks) {
-    if (!is_told && !outcome.victims.contains(rank)) continue;
+    const bool is_victim = outcome.victims.contains(rank);
+    if (!is_told && !is_victim) continue;
+    if (is_victim && seen.errors.empty() && !seen.done) {
+      misses.push_back({"named", fmt::format("rank {}, whose own trouble is '{}', ended without an error", rank,
+                                             outcome.own_error)});
+    }
     if (seen.errors.empty() || seen.errors.front().find(outcome.own_error) != std::string::npos) continue;
     misses.push_back({"named", fmt::format("rank {} does not say '{}', the trouble of ranks [{}]: {}", rank,
                                            outcome.own_error, fmt::join(outcome.victims, ", "), seen.errors.front())});

@@ -43,7 +43,9 @@ TEST_CASE("format: every source file is as clang-format writes it; tools/format 
   for (const fs::path& file : files) command += " '" + file.string() + "'";
 
   std::set<std::string> unformatted;
-  const std::string text = run(command).text;
+  const Output output = run(command);
+  const std::string& text = output.text;
+  CHECK_MESSAGE(output.status == 0, text);
   for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string line = text.substr(begin, end - begin);
     if (line.find(": warning:") != std::string::npos) unformatted.insert(line.substr(0, line.find(':')));

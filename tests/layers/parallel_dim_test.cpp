@@ -264,7 +264,10 @@ TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagre
       set_tensor_parallel_attributes(strided, true, 1),
       doctest::Contains("was to be parallel along dimension 1 with stride 1; redistribute makes it so"),
       std::invalid_argument);
-  CHECK_THROWS_AS(copy_tensor_parallel_attributes(strided, at::ones({2}, on(at::kFloat))), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(copy_tensor_parallel_attributes(strided, at::ones({2}, on(at::kFloat))),
+                       doctest::Contains("copy_tensor_parallel_attributes: the tensor is parallel along dimension 0 "
+                                         "with stride 2, and was to be not parallel"),
+                       std::invalid_argument);
   const bool first = mesh.local_rank(0) == 0;
   CHECK(is_not_tensor_parallel_duplicate(strided, mesh));
   CHECK(is_not_tensor_parallel_duplicate(spread(sample({4}), mesh, {Replicate()}), mesh) == first);
@@ -282,7 +285,8 @@ TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagre
   CHECK(is_not_tensor_parallel_duplicate(whole, plane["tp"]) == (plane.local_rank("tp") == 0));
   CHECK(is_not_tensor_parallel_duplicate(cut, plane["tp"]));
   CHECK(is_not_tensor_parallel_duplicate(cut, plane["dp"]) == (plane.local_rank("dp") == 0));
-  CHECK_THROWS_AS(is_not_tensor_parallel_duplicate(whole, plane), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(is_not_tensor_parallel_duplicate(whole, plane),
+                       doctest::Contains("has 2 dimensions; give one of them"), std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("a bias is added within the product where columns are cut, and after the sum where rows are",
@@ -355,7 +359,9 @@ TEST_CASE("attributes of a plain tensor are what was set on it") {
   const at::Tensor other = at::ones({4, 6}), unset = at::ones({4, 6});
   set_defaults_if_not_set_tensor_parallel_attributes(other);
   CHECK(tensor_parallel_attributes(other) == TensorParallelAttributes());
-  CHECK_THROWS_AS(set_tensor_parallel_attributes(other, true, 0), std::invalid_argument);  // the defaults are set, too
+  CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(other, true, 0),  // the defaults are set, too
+                       doctest::Contains("was set to be not parallel before, and now to be parallel along dimension 0"),
+                       std::invalid_argument);
   copy_tensor_parallel_attributes(other, unset);
   CHECK(tensor_parallel_attributes(other) == TensorParallelAttributes());
   copy_tensor_parallel_attributes(other, t);

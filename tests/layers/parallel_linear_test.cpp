@@ -14,6 +14,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/tests/dtensor/relative.h"
 #include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/device.h"
@@ -359,18 +360,53 @@ TESSERA_RANKS_TEST_CASE("an uneven plain sequence is refused: the next layer cou
       close(full_tensor(layer->forward(spread(x, mesh, {Shard(2)})).detach()), at::linear(x, layer->master_weight())));
 }
 
-TESSERA_RANKS_TEST_CASE("under autocast the result is of the narrow dtype, with a bias too", {1, 2}) {
+TESSERA_RANKS_TEST_CASE("under autocast: dtype, values and gradients are those of at::linear, with a bias too",
+                        {1, 2, 3}) {
+  // bfloat16 has 8 bits. Each rank's term of a sum, the sum and the addition of the bias round to a part in 512.
+  constexpr double kRounding = 0.02;
   const DeviceMesh mesh = line();
-  ColumnParallelLinear column(ColumnParallelOptions(6, 12), mesh);
-  RowParallelLinear row(RowParallelOptions(6, 12), mesh);
-  const at::Tensor x = sample({4, 6}, 1, at::kFloat);
-  at::autocast::set_autocast_dtype(device().type(), at::kBFloat16);
-  at::autocast::set_autocast_enabled(device().type(), true);
-  const std::vector<at::Tensor> results = {column->forward(x), row->forward(x),
-                                           row->forward(spread(x, mesh, {Replicate()}))};
-  at::autocast::clear_cache();
-  at::autocast::set_autocast_enabled(device().type(), false);
-  for (const at::Tensor& each : results) CHECK((each.scalar_type() == at::kBFloat16));
+  manual_seed(42, mesh.world());
+  const auto under_autocast = [](const auto& call) {
+    at::autocast::set_autocast_dtype(device().type(), at::kBFloat16);
+    at::autocast::set_autocast_enabled(device().type(), true);
+    at::Tensor result = call();
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(device().type(), false);
+    return result;
+  };
+  const auto compare = [](const at::Tensor& got, const at::Tensor& want) {
+    REQUIRE(got.defined());
+    const at::Tensor whole = is_dtensor(got) ? full_tensor(got.detach()) : got.detach();
+    CHECK((whole.scalar_type() == want.scalar_type()));
+    CHECK(close_to_scale(whole.to(at::kDouble), want.detach().to(at::kDouble), kRounding));
+  };
+  // The gradient's mean is not 0, so that the terms of the bias's gradient do not cancel.
+  const at::Tensor g = (sample({4, 12}, 2) + 0.25).to(at::kBFloat16);
+  for (const bool by_rows : {false, true}) {
+    for (const bool global : {false, true}) {
+      CAPTURE(by_rows);
+      CAPTURE(global);
+      ColumnParallelLinear column(ColumnParallelOptions(6, 12), mesh);
+      RowParallelLinear row(RowParallelOptions(6, 12), mesh);
+      ParallelLinearBase& layer =
+          by_rows ? static_cast<ParallelLinearBase&>(*row) : static_cast<ParallelLinearBase&>(*column);
+      stir(layer);
+      const at::Tensor want_x = leaf(sample({4, 6}, 1, at::kFloat));
+      const at::Tensor weight = leaf(layer.master_weight()), bias = leaf(layer.master_bias());
+      const at::Tensor want = under_autocast([&] { return at::linear(want_x, weight, bias); });
+      want.backward(g);
+      const Placement cut = by_rows ? Replicate() : Shard(1);
+      const at::Tensor x = global ? leaf(want_x.detach(), mesh, {Replicate()}) : leaf(want_x);
+      const at::Tensor y = under_autocast([&] { return by_rows ? row->forward(x) : column->forward(x); });
+      CHECK((y.scalar_type() == at::kBFloat16));
+      REQUIRE(is_dtensor(y) == global);
+      y.backward(global ? spread(g, mesh, {cut}) : piece_of(g, mesh, {cut}));
+      compare(y, global ? want : piece_of(want, mesh, {cut}));
+      compare(x.grad(), want_x.grad());
+      compare(layer.weight.grad(), weight.grad());
+      compare(layer.bias.grad(), bias.grad());
+    }
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("a sequence has a dimension beside the features", {1, 2}) {

@@ -474,15 +474,15 @@ TESSERA_RANKS_TEST_CASE("each mesh dimension's groups have its options", {4}) {
 }
 
 TESSERA_RANKS_TEST_CASE("a mesh dimension's own timeout ends its collective, long before the world's", {2}) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world(), {{"tp", {.timeout = 700ms}}});
+  const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world(), {{"tp", {.timeout = 3s}}});
   REQUIRE(world()->timeout() >= 30s);
-  CHECK(sum_of_ranks(mesh, 0) == 1);
+  CHECK(sum_of_ranks(mesh, 0) == 1);  // it connects the ranks, within the same limit
   const auto start = std::chrono::steady_clock::now();
   if (world()->rank() == 0) {
-    CHECK_THROWS_AS(sum_of_ranks(mesh, 0), std::runtime_error);
-    CHECK(std::chrono::steady_clock::now() - start >= 600ms);
+    check_refused<std::runtime_error>([&] { sum_of_ranks(mesh, 0); }, "rank 0 waited in vain in ");
+    CHECK(std::chrono::steady_clock::now() - start >= 2500ms);
   } else {
-    std::this_thread::sleep_for(3s);  // never arrives
+    std::this_thread::sleep_for(8s);  // never arrives
   }
-  CHECK(std::chrono::steady_clock::now() - start < 15s);
+  CHECK(std::chrono::steady_clock::now() - start < 20s);
 }

@@ -274,13 +274,13 @@ TEST_CASE("the world's time limit ends a collective to which a rank does not com
                    [](const WorldPtr& world) {
                      const DeviceMesh mesh = line(world);
                      const Checked off(mesh, false);  // so that the group's own error is thrown
-                     if (world->rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+                     if (world->rank() == 1) return std::this_thread::sleep_for(std::chrono::seconds(3));
                      all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum);
                    },
-                   {.timeout = std::chrono::milliseconds(100)});
+                   {.timeout = std::chrono::seconds(1)});
   };
   check_refused<std::runtime_error>(run,
-                                    "timed out after 100 ms in all_reduce sum of Float (2): ranks [1] did not come");
+                                    "timed out after 1000 ms in all_reduce sum of Float (2): ranks [1] did not come");
 }
 
 TEST_CASE("a rank whose body returns while others wait for it is named") {

@@ -51,7 +51,7 @@ Placements candidates(const at::Tensor& t, bool written, bool random) {
   for (int64_t d = 0; d < t.dim(); ++d) out.push_back(Shard(d));
   if (t.dim() > 0 && !written) out.push_back(BlockCyclic(0, 1));
   if (written && random) return out;
-  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kAvg}) {
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct, ReduceOp::kAvg}) {
     if (can_be_partial(t.scalar_type(), op)) out.push_back(Partial(op));
   }
   return out;

@@ -104,10 +104,15 @@ std::vector<double> losses_of_libtorch(const Options& options) {
   return losses;
 }
 
+// Returns NaN where a difference is NaN.
 double largest_difference(const std::vector<double>& got, const std::vector<double>& want) {
   REQUIRE(got.size() == want.size());
   double largest = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) largest = std::max(largest, std::abs(got[i] - want[i]));
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double difference = std::abs(got[i] - want[i]);
+    if (std::isnan(difference)) return difference;
+    largest = std::max(largest, difference);
+  }
   return largest;
 }
 

@@ -2,11 +2,13 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstddef>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -89,12 +91,15 @@ void train(Mlp& mlp, Optimizer& optimizer, int64_t from, int64_t to) {
 ParallelPlan plan() { return {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}}; }
 
 double largest_difference(const Mlp& sharded, const Mlp& whole) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
   const torch::NoGradGuard no_grad;
   double largest = 0;
   for (std::size_t i = 0; i < whole->parameters().size(); ++i) {
     const at::Tensor want = whole->parameters()[i];
     const at::Tensor got = full_tensor(sharded->parameters()[i]);
-    largest = std::max(largest, ((got - want).abs().max() / want.abs().max()).item<double>());
+    const double difference = ((got - want).abs().max() / want.abs().max()).item<double>();
+    // A NaN counts as infinity, which no later difference exceeds.
+    if (!(difference <= largest)) largest = std::isnan(difference) ? infinity : difference;
   }
   return largest;
 }

@@ -307,7 +307,9 @@ TESSERA_RANKS_TEST_CASE("redistribute_many: bad input is refused before any comm
   const std::string where = "tensor 1 is on mesh " + other.to_string() + ", tensor 0 on " + mesh.to_string();
   CHECK_THROWS_WITH_AS(redistribute_many({t, spread(sample({6, 4}), other, {S0})}, {{R}, {R}}),
                        doctest::Contains(where.c_str()), std::invalid_argument);
-  CHECK_THROWS_AS(redistribute_many({t, t}, {{R}, {Shard(5)}}), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(redistribute_many({t, t}, {{R}, {Shard(5)}}),
+                       doctest::Contains("redistribute: S(5) is outside a tensor of 2 dimensions"),
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(redistribute(t, {R}, {.cost_model = CostModel::gloo(2)}), doctest::Contains("redistribute: "),
                        std::invalid_argument);
   CHECK(counter.total() == 0);
@@ -337,13 +339,16 @@ TESSERA_RANKS_TEST_CASE("forward_dtype: the value is sent in it and has it; the 
   }
 }
 
-TESSERA_RANKS_TEST_CASE("forward_dtype: a reduce_scatter of bfloat16 adds in float32", {2, 4}) {
+TESSERA_RANKS_TEST_CASE("forward_dtype: a reduce_scatter of bfloat16 adds in float32", {3, 4}) {
   const DeviceMesh mesh = line();
   const int64_t n = mesh.size();
-  // In bfloat16 256 + 1 is 256, so terms of 1 added one by one would be lost.
-  const at::Tensor term = at::full({n}, mesh.local_rank(0) == 0 ? 256.0 : 1.0, on(at::kFloat));
+  // From 256 on bfloat16 has every second number, and ties go to a multiple of 4: there 256 + 1 is 256, so that terms
+  // of 1 are lost which are added to it in the ranks' order, or in pairs. The sums 258 and 259 are 258 and 260 in
+  // bfloat16.
+  const at::Tensor term = at::full({n}, mesh.local_rank(0) == 1 ? 256.0 : 1.0, on(at::kFloat));
   const at::Tensor moved = redistribute(from_local(term, mesh, {P}), {S0}, {.forward_dtype = at::kBFloat16});
   const at::Tensor sum = at::full({1}, 256.0 + static_cast<double>(n - 1), on(at::kFloat)).to(at::kBFloat16);
+  CHECK(sum.item<double>() == (n == 3 ? 258 : 260));
   CHECK(same(to_local(moved), sum));
 }
 
@@ -367,5 +372,6 @@ TESSERA_RANKS_TEST_CASE("forward_dtype and backward_dtype that have no gradients
   CHECK_THROWS_WITH_AS(redistribute(source, {R}, {.backward_dtype = at::kLong}),
                        doctest::Contains("a gradient as Long; backward_dtype must be floating"), std::invalid_argument);
   const at::Tensor average = spread(whole_numbers({6, 4}), mesh, {Partial(ReduceOp::kAvg)});
-  CHECK_THROWS_AS(redistribute(average, {R}, {.forward_dtype = at::kLong}), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(redistribute(average, {R}, {.forward_dtype = at::kLong}),
+                       doctest::Contains("redistribute: avg of Long is not defined"), std::invalid_argument);
 }

@@ -10,6 +10,7 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/tests/harness/ranks.h"
@@ -194,10 +195,15 @@ TESSERA_RANKS_TEST_CASE("messages find each other by their tags, in any order, b
 
 TESSERA_RANKS_TEST_CASE("a work is under way until it is asked for, unless it was to be done at once", {2}) {
   const auto mpi = group();
-  if (rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const c10::intrusive_ptr<c10d::Store> store = world()->store();
+  const std::string key = "rank 0 has seen its work under way";
+  if (rank() == 1) store->wait({key}, std::chrono::seconds(20));
   Tensors tensors = {held(rank(), 50000)};
   const auto work = mpi->allreduce(tensors);
-  if (rank() == 0) CHECK_FALSE(work->isCompleted());
+  if (rank() == 0) {
+    CHECK_FALSE(work->isCompleted());
+    store->set(key, "yes");
+  }
   while (!work->isCompleted()) {
   }
   CHECK(work->isSuccess());

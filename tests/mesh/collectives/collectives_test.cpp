@@ -1,5 +1,6 @@
 #include "tessera/mesh/collectives/collectives.h"
 
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -48,13 +49,29 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(a.contiguous().flatten().view(at::kByte), b.contiguous().flatten().view(at::kByte));
 }
 
+at::Tensor combined_bits(const at::Tensor& rows, ReduceOp op) {
+  at::Tensor out = rows[0];
+  for (int64_t i = 1; i < rows.size(0); ++i) {
+    out = op == ReduceOp::kBitAnd  ? at::bitwise_and(out, rows[i])
+          : op == ReduceOp::kBitOr ? at::bitwise_or(out, rows[i])
+                                   : at::bitwise_xor(out, rows[i]);
+  }
+  return out;
+}
+
+// Says whether numbers of this dtype, which is in kReal, are reduced by `op`.
+bool is_defined(ReduceOp op, at::ScalarType dtype) {
+  return c10::isIntegralType(dtype, /*includeBool=*/false) ? op != ReduceOp::kAvg : !is_bitwise(op);
+}
+
 // Returns the reduction, computed in float64 on the host, of what all ranks hold, in the dtype. (A GPU's mean
-// multiplies by 1 / n.)
+// multiplies by 1 / n.) Bits are combined in int64.
 at::Tensor reduced(ReduceOp op, at::ScalarType dtype, at::IntArrayRef shape = {2, 3}) {
   std::vector<at::Tensor> all;
   for (int64_t rank = 0; rank < world()->size(); ++rank) all.push_back(held(rank, dtype, shape).cpu().to(at::kDouble));
   const at::Tensor rows = at::stack(all);
-  const at::Tensor result = op == ReduceOp::kSum   ? rows.sum(0)
+  const at::Tensor result = is_bitwise(op)         ? combined_bits(rows.to(at::kLong), op)
+                            : op == ReduceOp::kSum ? rows.sum(0)
                             : op == ReduceOp::kAvg ? rows.mean(0)
                             : op == ReduceOp::kMax ? std::get<0>(rows.max(0))
                             : op == ReduceOp::kMin ? std::get<0>(rows.min(0))
@@ -82,9 +99,9 @@ TESSERA_RANKS_TEST_CASE("all_gather brings every rank's tensor, of every dtype",
 TESSERA_RANKS_TEST_CASE("all_reduce and reduce_scatter agree with the reduction in one process", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const int64_t n = world()->size();
-  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct}) {
+  for (const ReduceOp op : kPlainReductions) {
     for (const at::ScalarType dtype : kReal) {
-      if (op == ReduceOp::kAvg && c10::isIntegralType(dtype, false)) continue;
+      if (!is_defined(op, dtype)) continue;
       CAPTURE(to_string(op));
       CAPTURE(c10::toString(dtype));
       CHECK(same(all_reduce(held(world()->rank(), dtype), mesh, 0, op), reduced(op, dtype)));
@@ -100,6 +117,9 @@ TESSERA_RANKS_TEST_CASE("bool and complex are reduced where that means something
   const at::Tensor mine = at::arange(3, on(at::kLong)) == world()->rank();
   CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kMax), at::arange(3, on(at::kLong)) < n));
   CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kMin), at::zeros({3}, on(at::kBool))));
+  CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kBitOr), at::arange(3, on(at::kLong)) < n));
+  CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kBitXor), at::arange(3, on(at::kLong)) < n));
+  CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kBitAnd), at::zeros({3}, on(at::kBool))));
   CHECK(same(reduce_scatter(at::ones({n, 2}, on(at::kBool)), mesh, 0, ReduceOp::kMin), at::ones({2}, on(at::kBool))));
   const at::Tensor z = at::complex(at::full({2}, 1.0, on(at::kDouble)), at::full({2}, 1.0, on(at::kDouble)));
   const at::Tensor total = z * static_cast<double>(n);
@@ -159,6 +179,77 @@ TESSERA_RANKS_TEST_CASE("all_to_all moves uneven pieces, empty ones too", {1, 2,
     const at::Tensor got = all_to_all(at::cat(pieces).to(dtype), send, receive, mesh, 0);
     CHECK(same(got, at::cat(expected).to(dtype)));
   }
+}
+
+TESSERA_RANKS_TEST_CASE("all_gather and reduce_scatter by counts move uneven pieces, an empty one too", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = world()->size();
+  const int64_t me = world()->rank();
+  for (const int64_t scale : {1, 50000}) {  // large tensors are gathered by another algorithm
+    CAPTURE(scale);
+    std::vector<int64_t> counts;  // 1, 0, 2, 1
+    int64_t sum = 0, before_me = 0;
+    for (int64_t rank = 0; rank < n; ++rank) {
+      counts.push_back((2 * rank + 1) % 3 * scale);
+      sum += counts.back();
+      if (rank < me) before_me += counts.back();
+    }
+    const int64_t mine = counts[static_cast<std::size_t>(me)];
+    for (const at::ScalarType dtype : kAll) {
+      if (scale > 1 && dtype != at::kInt) continue;
+      CAPTURE(c10::toString(dtype));
+      std::vector<at::Tensor> pieces;
+      for (int64_t rank = 0; rank < n; ++rank) {
+        pieces.push_back(held(rank, at::kLong, {counts[static_cast<std::size_t>(rank)]}));
+      }
+      CHECK(same(all_gather(held(me, dtype, {mine}), counts, mesh, 0), at::cat(pieces).to(dtype)));
+    }
+    for (const ReduceOp op : kPlainReductions) {
+      for (const at::ScalarType dtype : kReal) {
+        if (!is_defined(op, dtype) || (scale > 1 && dtype != at::kInt)) continue;
+        CAPTURE(to_string(op));
+        CAPTURE(c10::toString(dtype));
+        const at::Tensor piece = reduce_scatter(held(me, dtype, {sum}), counts, mesh, 0, op);
+        CHECK(same(piece, reduced(op, dtype, {sum}).narrow(0, before_me, mine)));
+      }
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("permute, and exchanges that are started before they are waited for", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = world()->size();
+  const int64_t me = world()->rank();
+  const int64_t next = (me + 1) % n, previous = (me + n - 1) % n;
+  // Rank i sends i + 1 elements of value i to the rank after it.
+  std::vector<int64_t> send(static_cast<std::size_t>(n), 0), receive(static_cast<std::size_t>(n), 0);
+  send[static_cast<std::size_t>(next)] = me + 1;
+  receive[static_cast<std::size_t>(previous)] = previous + 1;
+  // In the all_to_all it sends (i + 2 j) % 3 elements of value 10 i + j to rank j.
+  const auto count = [](int64_t from, int64_t to) { return (from + 2 * to) % 3; };
+  std::vector<int64_t> give, take;
+  std::vector<at::Tensor> given, taken;
+  for (int64_t other = 0; other < n; ++other) {
+    give.push_back(count(me, other));
+    take.push_back(count(other, me));
+    given.push_back(at::full({give.back()}, 10 * me + other, on(at::kLong)));
+    taken.push_back(at::full({take.back()}, 10 * other + me, on(at::kLong)));
+  }
+  CommCounter counter(mesh);
+  for (const at::ScalarType dtype : kAll) {
+    CAPTURE(c10::toString(dtype));
+    const at::Tensor mine = at::full({me + 1}, me, on(at::kLong)).to(dtype);
+    const at::Tensor expected = at::full({previous + 1}, previous, on(at::kLong)).to(dtype);
+    CHECK(same(permute(mine, send, receive, mesh, 0), expected));
+    PendingCollective all = start_all_to_all(at::cat(given).to(dtype), give, take, mesh, 0);
+    PendingCollective one = start_permute(mine, send, receive, mesh, 0);
+    CHECK(same(all.wait(), at::cat(taken).to(dtype)));
+    CHECK(same(one.wait(), expected));
+  }
+  const int64_t calls = n == 1 ? 0 : std::ssize(kAll);
+  CHECK(counter.count("permute") == 2 * calls);
+  CHECK(counter.count("all_to_all") == calls);
+  CHECK(counter.total() == 3 * calls);
 }
 
 TESSERA_RANKS_TEST_CASE("a rank that neither sends nor receives takes part in an all_to_all", {3}) {

@@ -1,6 +1,8 @@
 // Compares torch::nn::functional::cross_entropy of DTensors whose classes are cut with one process.
 
+#include <exception>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -16,6 +18,7 @@
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/dtensor/whole_value.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/harness/text.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -32,6 +35,12 @@ struct Options {
     const auto given = weight.defined() ? std::make_optional(weight) : std::nullopt;
     return at::cross_entropy_loss(logits, target, given, reduction, ignore_index, smoothing);
   }
+};
+
+// Holds the text with which a loss was refused, or the gradients by its logits and by the weights of its classes.
+struct Outcome {
+  std::optional<std::string> refusal;
+  at::Tensor of_logits, of_weights;
 };
 
 std::vector<Options> all_options(int64_t classes) {
@@ -144,21 +153,42 @@ TESSERA_RANKS_TEST_CASE("targets of narrow dtypes, DTensors as targets, float32 
 TESSERA_RANKS_TEST_CASE("weights of classes that ask for a gradient have one, or are refused as by LibTorch", {1, 2}) {
   const DeviceMesh mesh = init_device_mesh(device_name(), {world_size()}, {"tp"}, world());
   const at::Tensor logits = sample({5, 6}), target = target_of(logits);
+  const at::Tensor weights = sample({6}, 2).abs();
   for (const double smoothing : {0.0, 0.1}) {
-    CAPTURE(smoothing);
-    const auto outcome = [&](const at::Tensor& x, const at::Tensor& labels, const at::Tensor& weight) {
-      try {
-        at::cross_entropy_loss(x, labels, weight, at::Reduction::Sum, -100, smoothing).backward();
-        return weight.grad().defined() ? whole_value(weight.grad()) : at::Tensor();
-      } catch (const std::exception&) {
-        return at::Tensor();
+    for (const bool asks : {false, true}) {
+      CAPTURE(smoothing);
+      CAPTURE(asks);
+      const auto outcome = [&](const at::Tensor& x, const at::Tensor& labels, at::Tensor weight) {
+        weight.requires_grad_(asks);
+        Outcome out;
+        try {
+          at::cross_entropy_loss(x, labels, weight, at::Reduction::Sum, -100, smoothing).backward();
+        } catch (const std::exception& error) {
+          out.refusal = error.what();
+          return out;
+        }
+        REQUIRE(x.grad().defined());
+        REQUIRE(weight.grad().defined() == asks);
+        out.of_logits = whole_value(x.grad());
+        if (asks) out.of_weights = whole_value(weight.grad());
+        return out;
+      };
+      const Outcome want = outcome(leaf(logits), target, weights.clone());
+      const Outcome got = outcome(leaf(logits, mesh, {Shard(1)}), spread(target, mesh, {Replicate()}),
+                                  spread(weights, mesh, {Replicate()}));
+      CAPTURE(want.refusal.value_or("no refusal"));
+      CAPTURE(got.refusal.value_or("no refusal"));
+      REQUIRE(got.refusal.has_value() == want.refusal.has_value());
+      if (want.refusal) {
+        CHECK(asks);
+        const std::string text = "is not differentiable with respect to argument 'weight'";
+        CHECK(contains(*want.refusal, text));
+        CHECK(contains(*got.refusal, text));
+        continue;
       }
-    };
-    const at::Tensor want = outcome(leaf(logits), target, leaf(sample({6}, 2).abs()));
-    const at::Tensor got = outcome(leaf(logits, mesh, {Shard(1)}), spread(target, mesh, {Replicate()}),
-                                   leaf(sample({6}, 2).abs(), mesh, {Replicate()}));
-    REQUIRE(got.defined() == want.defined());
-    if (want.defined()) CHECK(close(got, want));
+      CHECK(close(got.of_logits, want.of_logits));
+      if (asks) CHECK(close(got.of_weights, want.of_weights));
+    }
   }
 }
 

@@ -164,7 +164,11 @@ Placement draw(const at::Tensor& t, std::mt19937& random) {
   return pick == t.dim() || !can_be_partial(t.scalar_type(), ReduceOp::kSum) ? Replicate() : Partial();
 }
 
-void check_drawn(const Sample& sample, const Sizes& mesh, std::mt19937& random) {
+struct Drawn {
+  int64_t calls = 0, simulated = 0, in_place = 0;  // the last are those of `simulated` that write their input
+};
+
+void check_drawn(const Sample& sample, const Sizes& mesh, std::mt19937& random, Drawn& counts) {
   const Prepared prepared(sample);
   std::vector<Placements> current;
   for (const at::Tensor& t : prepared.tensors()) {
@@ -175,8 +179,14 @@ void check_drawn(const Sample& sample, const Sizes& mesh, std::mt19937& random) 
   if (prepared.in_place()) written.push_back({.input = 0, .output = 0});
   const auto choice =
       rules::choose(prepared.rule(), prepared.call().inputs, prepared.outputs(), current, mesh, gloo(mesh), written);
-  if (!choice) return;
   CAPTURE(sample.op);
+  ++counts.calls;
+  if (!choice) {  // what is written cannot stay where it is
+    CHECK(prepared.in_place());
+    return;
+  }
+  ++counts.simulated;
+  if (prepared.in_place()) ++counts.in_place;
   CAPTURE(text(*choice));
   const std::string wrong = simulate(prepared, {choice->inputs, choice->outputs, choice->kernel}, mesh);
   CHECK_MESSAGE(wrong.empty(), wrong);
@@ -185,14 +195,17 @@ void check_drawn(const Sample& sample, const Sizes& mesh, std::mt19937& random) 
 TEST_CASE("what is chosen from any layouts on meshes of two and three dimensions gives the whole's result") {
   at::manual_seed(3);
   std::mt19937 random(3);
+  Drawn counts;
   for (const auto& samples :
        {view_samples(), reduction_samples(), matmul_samples(), nn_samples(), factory_samples(), pointwise_samples()}) {
     for (const Sample& sample : samples) {
       for (const Sizes& mesh : {Sizes{2, 2}, Sizes{3, 2}, Sizes{2, 2, 2}}) {
-        for (int i = 0; i < 3; ++i) check_drawn(sample, mesh, random);
+        for (int i = 0; i < 3; ++i) check_drawn(sample, mesh, random, counts);
       }
     }
   }
+  CHECK(counts.simulated > counts.calls / 2);
+  CHECK(counts.in_place > 0);
 }
 
 TEST_CASE("rows of other ranks are fetched where that is cheaper than to gather or to cut otherwise") {
