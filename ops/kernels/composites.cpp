@@ -73,7 +73,9 @@ void with_own_tensors(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
-constexpr std::array kWithOwnTensors = {"combinations"};
+constexpr std::array kWithOwnTensors = {"combinations",           "quantile.scalar",
+                                        "quantile.scalar_out",    "nanquantile.scalar",
+                                        "nanquantile.scalar_out", "fake_quantize_per_tensor_affine.tensor_qparams"};
 
 // ---- operators that write into plain tensors that they make: they run on whole tensors, and every rank has the
 // result. They are differentiable.

@@ -89,6 +89,23 @@ std::vector<Sample> indexing() {
   };
 }
 
+// Returns operators that round as quantized tensors would, by scales that are tensors.
+std::vector<Sample> fake_quantization() {
+  const at::Tensor a = x({5, 4}).to(at::kFloat), gradient = x({5, 4}).to(at::kFloat), kept = bools({5, 4});
+  const at::Tensor scale = at::tensor({0.1, 0.2, 0.3, 0.4}, at::kFloat);
+  const at::Tensor zero = at::tensor({0, 3, 1, 2}, at::kInt), learned = zero.to(at::kFloat);
+  const at::Tensor one_scale = scale.narrow(0, 1, 1), one_zero = learned.narrow(0, 1, 1);
+  return {
+      {"aten::fake_quantize_per_channel_affine", {a, scale, zero, 1, 0, 7}},
+      {"aten::fake_quantize_per_channel_affine_cachemask", {a, scale, zero, 1, 0, 7}},
+      {"aten::fake_quantize_per_channel_affine_cachemask_backward", {gradient, kept}},
+      {"aten::fake_quantize_per_tensor_affine_cachemask_backward", {gradient, kept}},
+      {"aten::_fake_quantize_learnable_per_channel_affine", {a, scale, learned, 1, 0, 7, 1.0}},
+      {"aten::_fake_quantize_learnable_per_channel_affine_backward", {gradient, a, scale, learned, 1, 0, 7, 1.0}},
+      {"aten::_fake_quantize_learnable_per_tensor_affine_backward", {gradient, a, one_scale, one_zero, 0, 7, 1.0}},
+  };
+}
+
 // Returns operators that draw for every element, in training.
 std::vector<Sample> draws() {
   const at::Tensor a = x({5, 3});
@@ -168,7 +185,7 @@ std::vector<Sample> others() {
 
 std::vector<Sample> step_samples() {
   std::vector<Sample> out;
-  for (auto& more : {products(), algebra(), indexing(), draws(), derivatives(), others()})
+  for (auto& more : {products(), algebra(), indexing(), draws(), derivatives(), others(), fake_quantization()})
     out.insert(out.end(), more.begin(), more.end());
   return out;
 }
