@@ -24,7 +24,8 @@ void BatchCheck::check(const std::string& split_mesh) const {
       "the parallelized module: its input [{}] is plain, and on the mesh {} with data dimensions nobody can "
       "know which part of the batch it is. Give from_local(piece, mesh, {{Shard(0) on the data "
       "dimensions}}), or distribute_tensor where each rank has the whole. If no mesh dimension splits the batch, set "
-      "options.tensor_dim of parallelize_module; if forward makes DTensors itself, or the input is no part of a "
+      "options.tensor_dim of parallelize_module on a mesh of one dimension, and else options.data_dims to an empty "
+      "vector; if forward makes DTensors itself, or the input is no part of a "
       "batch, set options.allow_plain. Under InferenceMode it may be each rank's own",
       fmt::join(*plain_, ", "), split_mesh));
 }

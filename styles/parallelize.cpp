@@ -273,14 +273,14 @@ std::string fingerprint_of(const Planned& planned, const ParallelizeOptions& opt
   // The text of a style may leave options out, and a style may read a module's own, such as an attention's number of
   // heads: what they ask for is in the text of the layout.
   std::string all =
-      fmt::format("{}\n{}\n{} {} {} {} {} {} [{}] {} {} {} {}\n", to_string(planned.plan), planned.layout->to_string(),
-                  options.src_rank, options.tensor_dim.value_or(-1000),
+      fmt::format("{}\n{}\n{} {} {} {} {} {} [{}] {} {} {} {} {}\n", to_string(planned.plan),
+                  planned.layout->to_string(), options.src_rank, options.tensor_dim.value_or(-1000),
                   fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","),
                   to_string(options.data_placement.value_or(Replicate())), options.gradient_buckets.bucket_bytes,
                   c10::toString(options.gradient_buckets.dtype.value_or(at::ScalarType::Undefined)),
                   options.gradient_buckets.cost_model.to_string(), options.zero_stage,
                   fmt::join(options.shard_dims.value_or(std::vector<int64_t>{-1000}), ","), options.gather_ahead_bytes,
-                  c10::toString(options.compute_dtype.value_or(at::ScalarType::Undefined)));
+                  c10::toString(options.compute_dtype.value_or(at::ScalarType::Undefined)), options.allow_plain);
   std::map<const void*, std::size_t> first, first_memory;
   for (const ModuleNode& node : planned.tree) {
     all += fmt::format("{} {}\n", node.path, node.type);

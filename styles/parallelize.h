@@ -140,7 +140,7 @@ class Parallelized {
   bool makes_dtensors() const {
     const Hookable* hookable = nullptr;
     if constexpr (std::is_pointer_v<Handle>) {
-      hookable = dynamic_cast<const Hookable*>(handle_);
+      hookable = dynamic_cast<const Hookable*>(static_cast<const torch::nn::Module*>(handle_));
     } else {
       hookable = dynamic_cast<const Hookable*>(detail::module_in(handle_));
     }

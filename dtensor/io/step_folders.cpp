@@ -76,6 +76,15 @@ FileDescriptor open_lock(const std::string& path, int flags) {
   return FileDescriptor(::open(name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | flags, 0666));
 }
 
+// Removes the folder whose lock is `lock`, and releases that. On NFS a file that is open gets another name when it is
+// removed, and keeps its folder until it is closed.
+void remove_locked(const std::string& path, FileDescriptor& lock) {
+  std::error_code ignored;
+  fs::remove_all(path, ignored);
+  lock = FileDescriptor();
+  fs::remove_all(path, ignored);
+}
+
 // Removes temporary folders that nobody has locked: their processes ended before they could. One without the file that
 // is locked was left by a process that had begun to remove it, or is so new that its maker, which does not find that
 // file made by itself, makes another one.
@@ -85,7 +94,7 @@ void remove_abandoned(const std::string& folder) {
     if (!is_temporary(item.path().filename().string()) || !fs::is_directory(item.symlink_status(ignored))) continue;
     FileDescriptor there = open_lock(item.path().string(), 0);
     if (!there.is_open() && errno == ENOENT) there = open_lock(item.path().string(), O_CREAT | O_EXCL);
-    if (there.is_open() && ::flock(there.get(), LOCK_EX | LOCK_NB) == 0) fs::remove_all(item.path(), ignored);
+    if (there.is_open() && ::flock(there.get(), LOCK_EX | LOCK_NB) == 0) remove_locked(item.path().string(), there);
   }
 }
 
@@ -165,7 +174,7 @@ void remove_step(const std::string& folder, const std::string& path) {
 }
 
 // Throws where other ranks of the job have saved `state`, after it has got its name `target` back by `back`. It is
-// asked when the state has lost that name: before, those ranks might still replace an older one.
+// asked when the state has lost that name, since those ranks may have replaced an older one at the last moment.
 void check_replaced(const std::string& state, const std::string& target, const std::string& own,
                     const std::function<void()>& back) {
   try {
@@ -200,8 +209,11 @@ std::string rename_or_exchange(const std::string& path, const std::string& targe
   while (true) {
     if (std::rename(path.c_str(), target.c_str()) == 0) return "";
     if (errno != EEXIST && errno != ENOTEMPTY) throw_errno("name the folder", target);
+    check_replaceable(target, target, by);
     if (exchange(path.c_str(), target.c_str()) == 0) {
-      check_replaced(path, target, by, [&] { static_cast<void>(exchange(path.c_str(), target.c_str())); });
+      check_replaced(path, target, by, [&] {
+        if (exchange(path.c_str(), target.c_str()) != 0) static_cast<void>(std::rename(path.c_str(), target.c_str()));
+      });
       return path;
     }
     if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) return rename_in_turn(path, target, by);
@@ -266,15 +278,13 @@ NewStepFolder::NewStepFolder(const std::string& folder, int64_t step, const Save
   try {
     write_at(lock_, path_ + "/" + kSavedByName, 0, by_.data(), static_cast<int64_t>(by_.size()));
   } catch (...) {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
+    remove_locked(path_, lock_);
     throw;
   }
 }
 
 NewStepFolder::~NewStepFolder() {
-  std::error_code ignored;
-  if (!path_.empty()) fs::remove_all(path_, ignored);
+  if (!path_.empty()) remove_locked(path_, lock_);
 }
 
 void NewStepFolder::publish(ExchangeNames exchange) {

@@ -182,18 +182,27 @@ void call_libtorch(const c10::OperatorHandle& op, Stack& stack) {
 // whole result is laid out.
 struct LocalResult {
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> tensor;
-  std::optional<DeviceMesh> mesh;
+  std::vector<int64_t> sizes;  // of the piece
+  uint64_t mesh_id = 0;
   Placements layout;
 };
 thread_local LocalResult last_local;
+
+// Says whether `result` is the last plain result, as it was returned, laid out as this contract says.
+bool is_last_local(const at::Tensor& result, const Contract& contract, const DeviceMesh& mesh) {
+  if (!last_local.tensor || last_local.tensor->lock().get() != result.unsafeGetTensorImpl()) return false;
+  if (last_local.mesh_id != mesh.id() || result.sizes() != at::IntArrayRef(last_local.sizes)) return false;
+  const Placements wanted =
+      on_mesh_dim(last_local.layout, contract.mesh_dim, contract.output.value_or(Replicate()), result.dim());
+  return wanted == last_local.layout;
+}
 
 // Returns the layout of the gradient of a bias that is added to the plain `result`, where that of the bias's own piece
 // is `gradient` along the contract's mesh dimension: a sum over the ranks that hold other parts of the result. Returns
 // nullopt where nobody knows how the result is laid out.
 std::optional<Placements> bias_gradient(Placements gradient, const at::Tensor& result, const Contract& contract,
                                         const DeviceMesh& mesh) {
-  const bool known =
-      last_local.tensor && last_local.tensor->lock().get() == result.unsafeGetTensorImpl() && *last_local.mesh == mesh;
+  const bool known = is_last_local(result, contract, mesh);
   for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim) {
     if (mesh_dim == contract.mesh_dim || mesh.size(mesh_dim) == 1) continue;
     if (!known) return std::nullopt;
@@ -276,7 +285,8 @@ at::Tensor bring_result(at::Tensor y, const Contract& contract, std::string_view
   at::Tensor local = to_local(y);
   if (mesh_of(y).ndim() > 1) {
     last_local = {.tensor = c10::weak_intrusive_ptr<c10::TensorImpl>(local.getIntrusivePtr()),
-                  .mesh = mesh_of(y),
+                  .sizes = local.sizes().vec(),
+                  .mesh_id = mesh_of(y).id(),
                   .layout = placements_of(y)};
   }
   return local;

@@ -88,7 +88,8 @@ TEST_CASE("where several ranks split the batch, a call with plain tensors alone 
   };
   const DeviceMesh plane = fake_mesh(1, {2, 2}, {"dp", "tp"});
   CHECK_NOTHROW(on(plane));
-  // Without gradients each rank may have a batch of its own; and forward may make the DTensor.
+  // Forward may make the DTensor. Under InferenceMode each rank may have a batch of its own; without gradients alone a
+  // layer that is trained might follow.
   CHECK_NOTHROW(parallelize_module(Adder(), plane, ParallelPlan{}, {.allow_plain = true, .src_rank = kNoSource})(x));
   CHECK_THROWS_AS(
       [&] {
