@@ -453,12 +453,8 @@ TESSERA_RANKS_TEST_CASE("a module that is given this rank's rows returns a term 
 
 namespace {
 
-struct WithHooksImpl : torch::nn::Module {
-  WithHooksImpl() : up(register_module("up", Linear(4, 7))), down(register_module("down", Linear(7, 5))) {}
-  at::Tensor forward(const at::Tensor& x) { return down(at::gelu(up->forward(x))); }
-  Linear up, down;
-};
-TESSERA_MODULE(WithHooks);
+using HookedMlpImpl = MlpImpl;
+TESSERA_MODULE(HookedMlp);
 
 }  // namespace
 
@@ -466,7 +462,7 @@ TESSERA_RANKS_TEST_CASE("distribute_module: input_fn and output_fn wrap forward,
                         {1, 2, 3}) {
   const DeviceMesh mesh = tp_line();
   const at::Tensor x = numbers({7, 4});
-  WithHooks module, reference;
+  HookedMlp module(4, 7, 5), reference(4, 7, 5);
   fill(*reference);
   fill(*module);
   const auto by_features = [](const std::string& path, torch::nn::Module& each, const DeviceMesh& on) {

@@ -333,7 +333,7 @@ TEST_CASE("an optimizer that holds state already") {
   torch::optim::SGD fresh(mlp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   parallelize_module(mlp, fake_mesh(0, {2}), {}, {.src_rank = kNoSource, .optimizers = {&fresh}});
   CHECK(is_dtensor(fresh.param_groups().at(0).params().at(0)));
-  // What is a DTensor already keeps its layout, so its state stays right.
+  // A parameter that is a DTensor already keeps its layout, so the state of its optimizer stays right.
   for (at::Tensor& p : mlp->parameters()) p.mutable_grad() = at::zeros_like(p);
   fresh.step();
   REQUIRE(fresh.state().size() == 4);
