@@ -86,8 +86,8 @@ void remove_locked(const std::string& path, FileDescriptor& lock) {
 }
 
 // Removes temporary folders that nobody has locked: their processes ended before they could. One without the file that
-// is locked was left by a process that had begun to remove it, or is so new that its maker, which does not find that
-// file made by itself, makes another one.
+// is locked was left by a process that had begun to remove it, or is so new that its maker has not made that file: it
+// finds the file there, and makes another folder.
 void remove_abandoned(const std::string& folder) {
   std::error_code ignored;
   for (const auto& item : fs::directory_iterator(folder, ignored)) {

@@ -55,9 +55,9 @@ struct SaveStateOptions {
 //   state.json              step, random state, scheduler, values, and a CRC-32 of every block of the other files
 //   .saved_by               the job and the ranks that have saved it; loading does without it
 //
-// Equal states give byte-equal files on any mesh: a state that is loaded on another mesh and saved at once is the same.
-// Every byte is written by one rank: a rank writes what it holds, and ranks that hold the same divide it. A plain
-// tensor is saved with the first rank's values.
+// Equal states give byte-equal files on any mesh, but for .saved_by: a state that is loaded on another mesh and saved
+// at once is the same. Every byte is written by one rank: a rank writes what it holds, and ranks that hold the same
+// divide it. A plain tensor is saved with the first rank's values.
 //
 // The files are written into a hidden folder of a random name beside it, synced and renamed, so that a killed process
 // leaves the older states as they are; the next save removes what it left. Several jobs may save into one folder at
