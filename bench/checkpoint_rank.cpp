@@ -7,7 +7,6 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

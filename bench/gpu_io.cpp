@@ -3,8 +3,6 @@
 #include <filesystem>
 #include <functional>
 #include <iostream>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/ops/empty_like.h>

@@ -1,7 +1,6 @@
 // Counts the instructions of a cached call with Valgrind's callgrind, which other load on the machine does not change.
 // The program starts itself under Valgrind, where it requests a dump after each subject, and reads the dumps.
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>

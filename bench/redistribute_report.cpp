@@ -1,6 +1,5 @@
 #include "tessera/bench/redistribute_report.h"
 
-#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <functional>

@@ -4,7 +4,6 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <set>
-#include <utility>
 
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/world.h"

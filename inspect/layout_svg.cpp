@@ -1,7 +1,6 @@
 #include "tessera/inspect/layout_svg.h"
 
 #include <algorithm>
-#include <map>
 
 #include <fmt/format.h>
 

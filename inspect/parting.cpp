@@ -5,7 +5,6 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

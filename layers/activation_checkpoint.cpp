@@ -1,9 +1,7 @@
 #include "tessera/layers/activation_checkpoint.h"
 
 #include <algorithm>
-#include <memory>
 #include <stdexcept>
-#include <string>
 #include <utility>
 
 #include <ATen/Context.h>

@@ -3,7 +3,6 @@
 #include <ostream>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <c10/core/GradMode.h>

@@ -1,7 +1,6 @@
 #include "tessera/placement/plan.h"
 
 #include <algorithm>
-#include <functional>
 #include <stdexcept>
 #include <utility>
 

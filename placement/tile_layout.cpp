@@ -1,7 +1,6 @@
 #include "tessera/placement/tile_layout.h"
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 
 namespace tessera {

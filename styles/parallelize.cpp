@@ -1,7 +1,6 @@
 #include "tessera/styles/parallelize.h"
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <optional>
 #include <stdexcept>

@@ -1,7 +1,6 @@
 #include "tessera/dtensor/data/global_batch_sampler.h"
 
 #include <stdexcept>
-#include <string>
 
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>

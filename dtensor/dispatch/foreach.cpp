@@ -15,7 +15,6 @@
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
-#include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"

@@ -14,7 +14,6 @@
 #include <fmt/format.h>
 
 #include "tessera/dtensor/core/memory_order.h"
-#include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"

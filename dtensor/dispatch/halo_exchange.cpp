@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 
 #include "tessera/dtensor/redistribute/transfer_batch.h"
-#include "tessera/mesh/core/wire.h"
 #include "tessera/placement/exchange.h"
 
 namespace tessera {

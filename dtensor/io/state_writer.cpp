@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <stdexcept>
 #include <thread>
-#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "tessera/mesh/core/deferred_tensor.h"
-#include "tessera/mesh/core/reused_memory.h"
 #include "tessera/mesh/failing.h"
 
 namespace tessera {

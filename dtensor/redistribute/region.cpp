@@ -1,7 +1,5 @@
 #include "tessera/dtensor/redistribute/region.h"
 
-#include <algorithm>
-
 #include <ATen/ops/empty.h>
 
 #include "tessera/mesh/core/reused_memory.h"

@@ -13,7 +13,6 @@
 #include <iostream>
 #include <memory>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include <fmt/format.h>

@@ -1,6 +1,5 @@
 #include "tessera/examples/train/metrics.h"
 
-#include <filesystem>
 #include <stdexcept>
 
 #include <fmt/format.h>

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <map>
 #include <sstream>
-#include <stdexcept>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

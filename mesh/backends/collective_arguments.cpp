@@ -1,6 +1,5 @@
 #include "tessera/mesh/backends/collective_arguments.h"
 
-#include <algorithm>
 #include <cstring>
 #include <map>
 #include <stdexcept>

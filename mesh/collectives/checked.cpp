@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <string_view>
-#include <utility>
 
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>

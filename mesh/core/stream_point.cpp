@@ -1,7 +1,5 @@
 #include "tessera/mesh/core/stream_point.h"
 
-#include <utility>
-
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

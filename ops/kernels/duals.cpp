@@ -2,11 +2,9 @@
 // for backward, and no views for forward mode. LibTorch's own kernels do not say how the view is made again from its
 // base; as_strided, which it then uses, describes one process's memory.
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>

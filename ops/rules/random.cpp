@@ -1,4 +1,3 @@
-#include <cmath>
 #include <stdexcept>
 
 #include <fmt/format.h>

@@ -1,7 +1,6 @@
 #include "tessera/ops/rules/signature.h"
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "tessera/ops/rules/labels.h"
 

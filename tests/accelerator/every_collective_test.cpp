@@ -1,8 +1,6 @@
 // Tests that every collective waits for what each rank has queued on its device. Ranks that are threads share a device;
 // ranks that are processes pass the values through the host's memory, over Gloo.
 
-#include <vector>
-
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 

@@ -2,8 +2,6 @@
 // files, through buffers that are used again.
 
 #include <chrono>
-#include <string>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>

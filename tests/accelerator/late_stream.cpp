@@ -3,7 +3,6 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <stdexcept>
 #include <thread>
 #include <utility>
 

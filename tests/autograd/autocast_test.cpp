@@ -1,6 +1,5 @@
 // Tests autocast on DTensors: the dtypes are those of plain tensors, and so are the values up to the order of sums.
 
-#include <functional>
 #include <string>
 #include <vector>
 

@@ -1,7 +1,6 @@
 // Tests what code does around backward: torch::autograd::grad, hooks, anomaly mode, modes without gradients,
 // recomputation.
 
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>

@@ -1,6 +1,5 @@
 // Tests gradients of gradients, of operators and of a block under styles, against plain tensors.
 
-#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>

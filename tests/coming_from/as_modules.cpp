@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <typeinfo>
 #include <utility>

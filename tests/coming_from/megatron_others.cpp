@@ -2,7 +2,6 @@
 // parameters, against one process.
 
 #include <cstdint>
-#include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>

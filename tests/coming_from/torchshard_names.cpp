@@ -5,7 +5,6 @@
 #include <limits>
 #include <optional>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>

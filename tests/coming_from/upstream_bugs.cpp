@@ -1,7 +1,5 @@
 // Shows for each bug of the other libraries, by its name, that the function here equals one process, in float64.
 
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>

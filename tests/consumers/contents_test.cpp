@@ -1,6 +1,5 @@
 // Looks at what tools/install installs: symbols, headers, and paths of the machine where it was built.
 
-#include <cstdlib>
 #include <regex>
 #include <sstream>
 #include <string>

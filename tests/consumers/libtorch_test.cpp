@@ -1,7 +1,6 @@
 // Configures a CMake project against folders that look like LibTorch to TesseraConfig.cmake: which of them it takes,
 // and which it refuses.
 
-#include <cstdlib>
 #include <string>
 
 #include <doctest/doctest.h>

@@ -1,9 +1,7 @@
 // Loads files with the names of Python's transformers by the rules beside the models, in many layouts, and compares
 // what the modules compute with what transformers' formulas give on the files' tensors.
 
-#include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>

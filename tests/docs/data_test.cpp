@@ -1,6 +1,5 @@
 // Holds the code of docs/data.md.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>

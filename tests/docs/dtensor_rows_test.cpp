@@ -1,7 +1,6 @@
 // Compares docs/coming-from-dtensor.md with the names that PyTorch has, which dtensor_names.json lists, and with the
 // code in the test cases of these names.
 
-#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <regex>

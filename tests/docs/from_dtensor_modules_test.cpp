@@ -2,9 +2,7 @@
 // holds the code of its row, and docs_test compares them. Ranks are threads.
 
 #include <functional>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <torch/torch.h>

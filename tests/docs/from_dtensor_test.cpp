@@ -2,7 +2,6 @@
 // of its row, and docs_test compares them. Ranks are threads, except where a row reads the environment.
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>

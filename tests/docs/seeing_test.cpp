@@ -1,11 +1,9 @@
 // Holds the code of docs/seeing.md that communicates, and compares the page's pictures with new ones.
 
-#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <regex>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 

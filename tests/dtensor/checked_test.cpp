@@ -1,8 +1,6 @@
 // Tests what Checked compares as the same on every rank, on ranks that are threads.
 #include "tessera/mesh/collectives/checked.h"
 
-#include <string>
-
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 

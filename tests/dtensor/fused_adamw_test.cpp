@@ -1,8 +1,6 @@
 // Tests FusedAdamW beside torch::optim::AdamW on whole parameters.
 
 #include <functional>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>

@@ -1,7 +1,6 @@
 // Tests convolution and pooling of images that are sharded along spatial dimensions, against one process: results,
 // gradients and collectives.
 
-#include <numeric>
 #include <string>
 #include <vector>
 

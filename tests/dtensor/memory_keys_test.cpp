@@ -1,7 +1,6 @@
 // Tests tensors whose memory does not hold their values: zeros without memory (the ZeroTensor key), and tensors with
 // the Conjugate or Negative key.
 
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>

@@ -1,5 +1,3 @@
-#include <string>
-#include <vector>
 
 #include <ATen/Parallel.h>
 #include <doctest/doctest.h>

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <regex>
-#include <stdexcept>
 #include <string>
 #include <vector>
 

@@ -1,7 +1,4 @@
 #include <algorithm>
-#include <set>
-#include <string>
-#include <vector>
 
 #include <doctest/doctest.h>
 #include <torch/csrc/autograd/grad_mode.h>

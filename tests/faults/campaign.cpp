@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>

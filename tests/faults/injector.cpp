@@ -1,12 +1,10 @@
 #include "tessera/tests/faults/injector.h"
 
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <stdexcept>
-#include <thread>
 
 #include <fmt/format.h>
 #include <sys/syscall.h>

@@ -1,14 +1,10 @@
 #include "tessera/tests/faults/launcher_trial.h"
 
-#include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
 #include <stdexcept>
-#include <thread>
 
 #include <fcntl.h>
 #include <fmt/format.h>

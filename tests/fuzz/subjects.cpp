@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <map>
-#include <numeric>
 #include <random>
 #include <sstream>
 #include <stdexcept>

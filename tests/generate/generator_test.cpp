@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <set>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>

@@ -1,7 +1,6 @@
 // The program as a user starts it, on a run folder that this test writes.
 
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>

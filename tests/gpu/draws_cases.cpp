@@ -1,6 +1,5 @@
 // Tests that a GPU draws what the host draws.
 
-#include <cmath>
 #include <vector>
 
 #include <ATen/ATen.h>

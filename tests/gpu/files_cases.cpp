@@ -1,7 +1,6 @@
 // Tests that weights and a training state go to files and back while the device works, and that training goes on from
 // them as if it had not stopped.
 
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>

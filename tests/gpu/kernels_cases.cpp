@@ -7,7 +7,6 @@
 #include <functional>
 #include <limits>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>

@@ -1,6 +1,5 @@
 // Tests on any machine that what `tools/gpu pack` collects starts, and is small enough to travel.
 
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <string>

@@ -1,8 +1,5 @@
 // Tests what a GPU alone has: streams, and work that is queued.
 
-#include <memory>
-#include <vector>
-
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <vector>
 
 #include <ATen/ATen.h>

@@ -1,10 +1,8 @@
 #include "tessera/gpu_kernels/dropout.h"
 
-#include <cmath>
 #include <limits>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>

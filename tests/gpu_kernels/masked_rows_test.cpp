@@ -3,7 +3,6 @@
 #include <optional>
 #include <stdexcept>
 #include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>

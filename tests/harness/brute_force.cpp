@@ -1,7 +1,6 @@
 #include "tessera/tests/harness/brute_force.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <set>
 #include <stdexcept>

@@ -1,5 +1,4 @@
 // Checks what docs/reliability.md promises where the network between hosts fails.
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>

@@ -3,7 +3,6 @@
 #include <sys/wait.h>
 
 #include <stdexcept>
-#include <utility>
 
 namespace tessera::testing {
 

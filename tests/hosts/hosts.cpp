@@ -1,6 +1,5 @@
 #include "tessera/tests/hosts/hosts.h"
 
-#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>

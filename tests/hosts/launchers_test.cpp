@@ -1,7 +1,6 @@
 // Starts jobs on several hosts as users do: by hand, by torchrun, by mpirun and by Slurm.
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <string>
 
 #include <doctest/doctest.h>

@@ -1,9 +1,7 @@
 #include "tessera/inspect/trace.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 

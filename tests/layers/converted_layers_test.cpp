@@ -1,7 +1,6 @@
 // Tests the conversion of modules of torch::nn into layers that are sharded along a dimension.
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <vector>

@@ -1,7 +1,6 @@
 #include "tessera/layers/pairwise.h"
 
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>

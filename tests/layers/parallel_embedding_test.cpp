@@ -2,7 +2,6 @@
 
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>

@@ -1,7 +1,6 @@
 // Checks pieces that do not fit, of which only one rank may know: every rank gets the error.
 
 #include <functional>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>

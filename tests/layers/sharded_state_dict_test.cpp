@@ -1,6 +1,5 @@
 #include "tessera/layers/sharded_state_dict.h"
 
-#include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>

@@ -3,10 +3,8 @@
 #include "tessera/tests/harness/refused.h"
 
 #include <chrono>
-#include <memory>
 #include <set>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <vector>
 

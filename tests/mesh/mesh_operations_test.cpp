@@ -1,5 +1,4 @@
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <vector>
 

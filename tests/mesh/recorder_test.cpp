@@ -1,8 +1,6 @@
 #include "tessera/mesh/recorder.h"
 
 #include <atomic>
-#include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>

@@ -1,11 +1,8 @@
 #include "tessera/mesh/store.h"
 
-#include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>

@@ -2,7 +2,6 @@
 // each; with K/N, prints the K-th of N parts of all overloads. A second argument leaves out the overloads up to that
 // name. Ends with status 3 where an overload has cost this process the use of its GPU.
 
-#include <algorithm>
 #include <iostream>
 
 #include <ATen/ATen.h>

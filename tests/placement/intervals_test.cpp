@@ -2,7 +2,6 @@
 
 #include <random>
 #include <set>
-#include <vector>
 
 #include <doctest/doctest.h>
 

@@ -2,7 +2,6 @@
 // (pytorch/pytorch).
 
 #include <functional>
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>

@@ -1,6 +1,5 @@
 // Tests that projections of one activation communicate it once: values, gradients, collectives.
 
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>

@@ -1,6 +1,5 @@
 // Gives tools/count_test_cases.py logs and events of tests, as Bazel writes them, and reads what it counts.
 
-#include <cstdlib>
 #include <fstream>
 #include <string>
 #include <vector>

@@ -1,7 +1,6 @@
 // Compares TorchScript modules under plans with the same modules in one process.
 
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <stdexcept>

@@ -1,6 +1,5 @@
 // The program as a user starts it, by tools/launch: stopped, resumed on other meshes, refused, and on a terminal.
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdlib>

@@ -1,8 +1,5 @@
 // The run of tools/train as it is by default, and its report in a browser: for tools/test --full.
 
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <regex>
 #include <string>
 

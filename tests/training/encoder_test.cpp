@@ -1,8 +1,5 @@
 // Tests torch::nn::TransformerEncoder under styles against one process.
 
-#include <string>
-#include <vector>
-
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>

@@ -1,6 +1,5 @@
 // Runs one block, with 2-D and 3-D input, with and without bias, under each mode that code may run in.
 
-#include <string>
 #include <vector>
 
 #include <ATen/autocast_mode.h>

@@ -1,8 +1,5 @@
 // Tests unmodified torch::nn code under styles against one process: outputs, gradients, and parameters after steps.
 
-#include <string>
-#include <vector>
-
 #include <ATen/ops/arange.h>
 #include <doctest/doctest.h>
 #include <torch/nn/modules/embedding.h>

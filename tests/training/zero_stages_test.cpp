@@ -1,6 +1,5 @@
 // Tests the stages of ZeRO, parameters that are gathered ahead of their use, and replicas of shards.
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>

@@ -1,7 +1,6 @@
 // Tests parameters that are sharded over the data dimension too (data_placement): training against one process,
 // collectives, and memory.
 
-#include <optional>
 #include <string>
 #include <vector>
 

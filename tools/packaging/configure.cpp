@@ -1,7 +1,6 @@
 // configure IN OUT ...: writes each template IN to OUT, with the versions of this build in the place of @NAME@. Names
 // that follow "--", as NAME=VALUE, are replaced too.
 
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <map>
 #include <numeric>
-#include <set>
 #include <stdexcept>
 #include <vector>
 

@@ -2,7 +2,6 @@
 // wait for pending pieces in the same order.
 
 #include <memory>
-#include <string>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>

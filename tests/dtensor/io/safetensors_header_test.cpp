@@ -1,6 +1,5 @@
 #include "tessera/dtensor/io/safetensors_header.h"
 
-#include <functional>
 #include <random>
 #include <stdexcept>
 #include <string>

@@ -4,9 +4,7 @@
 #include <cstring>
 #include <future>
 #include <map>
-#include <numeric>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <vector>
 

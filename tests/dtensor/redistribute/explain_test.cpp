@@ -1,6 +1,5 @@
 #include <sstream>
 #include <stdexcept>
-#include <string>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -3,8 +3,6 @@
 
 #include <functional>
 #include <memory>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>

@@ -1,7 +1,6 @@
 #include <atomic>
 #include <memory>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include <ATen/TensorOperators.h>

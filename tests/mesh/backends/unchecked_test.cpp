@@ -3,7 +3,6 @@
 #include <array>
 #include <chrono>
 #include <functional>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>

@@ -4,7 +4,6 @@
 #include <array>
 #include <deque>
 #include <functional>
-#include <optional>
 #include <set>
 
 #include <ATen/ATen.h>

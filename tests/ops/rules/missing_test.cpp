@@ -1,9 +1,7 @@
 // Checks that every strategy that a rule could offer and does not is listed with its reason, and checks the finder
 // itself on rules from which strategies were removed.
 
-#include <algorithm>
 #include <fstream>
-#include <map>
 #include <set>
 #include <sstream>
 

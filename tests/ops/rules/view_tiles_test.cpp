@@ -1,6 +1,5 @@
 #include "tessera/ops/rules/view_tiles.h"
 
-#include <numeric>
 #include <random>
 
 #include <doctest/doctest.h>
