@@ -114,14 +114,6 @@ Results padded(const OpCall& call) {
   return {out};
 }
 
-// Returns the entry for dimension d of a list with one number per dimension, one number for all, or none, which means
-// `otherwise`.
-int64_t at_dim(const OpCall& call, std::string_view name, std::size_t d, int64_t otherwise = 1) {
-  const Sizes values = call.arg(name).toIntVector();
-  if (values.empty()) return otherwise;
-  return values[std::min(d, values.size() - 1)];
-}
-
 // Returns how many windows fit into each of the last dimensions.
 Sizes windows(const OpCall& call, const Sizes& inner) {
   const bool ceil = call.has_arg("ceil_mode") && call.arg("ceil_mode").toBool();
@@ -321,10 +313,23 @@ void add_unread(OpRule& rule, std::size_t input) {
   add_linear(rule, 2, 1, {{0, input}});
 }
 
+// LibTorch takes a right-hand side that has a dimension less than the matrices for vectors if it has the sizes of their
+// batch and rows. One that has others is broadcast, and a piece of it, or beside a piece of the matrices, may have
+// them.
+bool may_become_vectors(const OpCall& call) {
+  const Sizes& matrix = call.inputs.at(0).sizes;
+  const Sizes& right = call.inputs.at(1).sizes;
+  return right.size() + 1 == matrix.size() && !std::equal(right.begin(), right.end(), matrix.begin());
+}
+
 OpRule by_signature(const OpCall& call) {
   const std::string key = rule_key(call.schema.name());
   if (const SignatureEntry* entry = entry_of(kAlgebra, call)) {
     OpRule rule = rule_of(*entry, call);
+    if (key == "_linalg_solve_ex" && may_become_vectors(call)) {
+      rule.strategies.clear();  // it runs on whole tensors
+      return rule;
+    }
     const auto* const found = std::ranges::find(kEquations, key, &Equation::name);
     if (!rule.declines && found != std::end(kEquations)) add_equations(rule, call, found->right);
     return rule;

@@ -67,8 +67,6 @@ Halos halos_of(const OpCall& call, const Convolution& conv, const Sizes& result)
   return out;
 }
 
-bool has_zero(const Sizes& sizes) { return std::ranges::find(sizes, 0) != sizes.end(); }
-
 // Returns whether pieces of `channels` channels, which are dimension 1 under `placements`, consist of whole groups.
 bool whole_groups(int64_t channels, int64_t groups, const Placements& placements, std::span<const int64_t> mesh_shape) {
   Placements of_channels(placements.size(), Replicate());

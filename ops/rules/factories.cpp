@@ -10,19 +10,23 @@ Strategy from_first(const OpCall& call, Placement input, Placement output) {
   return strategy;
 }
 
-// The result is sharded as the input is if it has the `same` sizes; it is replicated if it has others or the input is
-// pending.
-OpRule filled(const OpCall& call, bool same) {
+// The result has `sizes`. It is cut as the input is along a dimension up to which both have the same sizes, such as
+// that of the batch; it is replicated if they differ before, or if the input is pending.
+OpRule filled(const OpCall& call, const std::vector<int64_t>& sizes) {
+  const std::vector<int64_t>& from = call.inputs.at(0).sizes;
   OpRule rule;
-  for (int64_t d = 0; d < call.inputs.at(0).ndim(); ++d) {
-    rule.strategies.push_back(from_first(call, Shard(d), same ? Shard(d) : Replicate()));
+  bool same = sizes.size() == from.size();
+  for (std::size_t d = 0; d < from.size(); ++d) {
+    const Placement cut = Shard(static_cast<int64_t>(d));
+    same = same && sizes[d] == from[d];
+    rule.strategies.push_back(from_first(call, cut, same ? cut : Placement(Replicate())));
   }
   for (const ReduceOp op : kPlainReductions) rule.strategies.push_back(from_first(call, Partial(op), Replicate()));
   return rule;
 }
 
 OpRule of_sizes(const OpCall& call) {
-  OpRule rule = filled(call, call.arg("size").toIntVector() == call.inputs.at(0).sizes);
+  OpRule rule = filled(call, call.arg("size").toIntVector());
   rule.size_arg = static_cast<int>(call.arg_index("size"));
   if (call.has_arg("stride")) rule.stride_arg = static_cast<int>(call.arg_index("stride"));
   return rule;
@@ -36,7 +40,7 @@ constexpr RuleEntry kTable[] = {
 
 }  // namespace
 
-OpRule sizes_of_first(const OpCall& call) { return filled(call, true); }
+OpRule sizes_of_first(const OpCall& call) { return filled(call, call.inputs.at(0).sizes); }
 
 std::span<const RuleEntry> factory_rules() { return kTable; }
 

@@ -10,8 +10,6 @@ namespace {
 
 using Sizes = std::vector<int64_t>;
 
-int64_t ndim(const OpCall& call) { return call.inputs.at(0).ndim(); }
-
 // ---- one dimension; I labels the elements of the index
 
 // Holds the labels of two tensors along the indexed dimension: '-' in the one, I in the other.
@@ -44,7 +42,7 @@ void add_up(OpRule& rule, const OpCall& call, std::size_t source) {
 
 // Elements of self are replaced by those of the source: both may be pending by the same reduction.
 void replace(OpRule& rule, const OpCall& call, std::size_t source) {
-  if (call.inputs.at(source).dtype != call.inputs[0].dtype || !writes_in_order(call)) return;
+  if (call.inputs.at(source).dtype != call.inputs[0].dtype) return;
   for (const ReduceOp op : kPlainReductions)
     rule.strategies.push_back(pass_partial(call.inputs.size(), 1, {0, source}, op));
 }
@@ -61,20 +59,17 @@ OpRule index_select(const OpCall& call) {
 }
 
 // The arguments are (self, index, source). Index and source have one element per position along a dimension.
-enum class Writes : uint8_t { kAddsUp, kReplaces, kReduces };
-
-template <Writes writes>
+template <bool adds_up>
 OpRule write_along(const OpCall& call) {
   const Labels all = labels_of(call.inputs.at(0));
   const TensorInfo& source = call.inputs.at(2);
   if (all.empty() || call.inputs[1].ndim() != 1 || source.ndim() != ndim(call)) return no_rule();
-  const bool adds = writes == Writes::kAddsUp && adds_exactly(call, source);
+  const bool adds = adds_up && adds_exactly(call, source);
   Along labels = along(all, dim_of(call));
   if (!adds) labels.chosen = labels.whole;
   OpRule rule{.strategies = shard_factors({labels.whole, adds ? "I" : "-", labels.chosen}, {labels.whole})};
   rule.outputs = {call.inputs[0]};
   if (adds) add_up(rule, call, 2);
-  if (writes == Writes::kReplaces) replace(rule, call, 2);
   return rule;
 }
 
@@ -132,7 +127,7 @@ OpRule scatter(const OpCall& call) {
   rule.outputs = {call.inputs[0]};
   if (call.has_arg("reduce")) return rule;
   if (call.inputs.size() > 2) {
-    replace(rule, call, 2);
+    if (writes_in_order(call)) replace(rule, call, 2);
   } else {
     add_filled(rule, call, call.arg("value").toScalar());
   }
@@ -253,7 +248,7 @@ OpRule index_put(const OpCall& call) {
   OpRule rule{.strategies = shard_factors(labels->inputs, {self}, ReduceOp::kSum, unsummable)};
   rule.outputs = {call.inputs[0]};
   if (adds) add_up(rule, call, values);
-  if (!call.arg("accumulate").toBool()) {
+  if (by_mask && !call.arg("accumulate").toBool()) {
     replace(rule, call, values);
   } else if (by_mask && adds_exactly(call, call.inputs[values])) {
     add_linear(rule, call.inputs.size(), 1, {{0, values}});
@@ -263,9 +258,9 @@ OpRule index_put(const OpCall& call) {
 
 constexpr RuleEntry kTable[] = {
     {"index_select", index_select},
-    {"index_add", write_along<Writes::kAddsUp>},
-    {"index_copy", write_along<Writes::kReplaces>},
-    {"index_reduce", write_along<Writes::kReduces>},
+    {"index_add", write_along<true>},
+    {"index_copy", write_along<false>},
+    {"index_reduce", write_along<false>},
     {"index_fill", index_fill},
     {"gather", gather},
     {"scatter", scatter_any},

@@ -9,8 +9,6 @@ namespace {
 
 using Sizes = std::vector<int64_t>;
 
-int64_t ndim(const OpCall& call) { return call.inputs.at(0).ndim(); }
-
 // ---- parts filled
 
 // The result is zero outside the triangle.

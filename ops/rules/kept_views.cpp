@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
+
+#include <c10/util/accumulate.h>
 
 #include "tessera/placement/reduction.h"
 #include "tessera/placement/tile_layout.h"
@@ -65,7 +66,7 @@ Placements cut_by(Placements placements, const Placements& cuts) {
 // Returns tile_at(coordinate) for each coordinate of a mesh, the last varying fastest; nullopt if it returns nullopt.
 template <class TileAt>
 std::optional<std::vector<Tile>> tiles_of(const Sizes& mesh_shape, const TileAt& tile_at) {
-  const int64_t ranks = std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1}, std::multiplies<>());
+  const int64_t ranks = c10::multiply_integers(mesh_shape);
   std::vector<Tile> tiles;
   Sizes coordinate(mesh_shape.size(), 0);
   for (int64_t rank = 0; rank < ranks; ++rank) {

@@ -48,10 +48,13 @@ Labels without(const Labels& labels, std::span<const int64_t> dims) {
 
 namespace {
 
-// Says whether the greatest numbers of `type` are far below those of the wider floating dtypes.
-bool is_short_of_range(at::ScalarType type) {
+// Says how great the numbers of a floating dtype may be: those of float16 and float8, of float32 and bfloat16, or of
+// float64.
+enum class Range : uint8_t { kShort, kUsual, kWide };
+Range range_of(at::ScalarType type) {
   const at::ScalarType real = c10::toRealValueType(type);
-  return c10::isReducedFloatingType(real) && real != at::kBFloat16;
+  if (real == at::kDouble) return Range::kWide;
+  return c10::isReducedFloatingType(real) && real != at::kBFloat16 ? Range::kShort : Range::kUsual;
 }
 
 }  // namespace
@@ -61,7 +64,8 @@ bool converts_termwise(at::ScalarType from, at::ScalarType to) {
   if (from == to) return true;
   const auto floating = [](at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); };
   if (!floating(from) || !floating(to)) return false;
-  return !is_short_of_range(to) || c10::toRealValueType(from) == c10::toRealValueType(to);
+  if (c10::toRealValueType(from) == c10::toRealValueType(to)) return true;
+  return range_of(to) != Range::kShort && range_of(to) >= range_of(from);
 }
 
 void add_linear_where_exact(OpRule& rule, const OpCall& call, const std::vector<std::vector<std::size_t>>& groups) {
@@ -115,6 +119,20 @@ void add_filled(OpRule& rule, const OpCall& call, const at::Scalar& value) {
   if (averages(number, call.inputs.at(0).dtype)) ops.push_back(ReduceOp::kAvg);
   if (number == 0 || (std::isinf(number) && !value.isComplex())) ops.push_back(ReduceOp::kSum);
   for (const ReduceOp op : ops) rule.strategies.push_back(pass_partial(call.inputs.size(), num_outputs(call), {0}, op));
+}
+
+int64_t at_dim(const OpCall& call, std::string_view name, std::size_t d, int64_t otherwise) {
+  if (!call.has_arg(name)) return otherwise;
+  const std::vector<int64_t> values = call.arg(name).toIntVector();
+  if (values.empty()) return otherwise;
+  return values[std::min(d, values.size() - 1)];
+}
+
+OpRule along_dim(const OpCall& call) {
+  const std::vector<int64_t> dim = {call.dim("dim", ndim(call))};
+  const Labels labels = with_whole(labels_of(call.inputs[0]), dim);
+  const std::vector<Labels> inputs(call.inputs.size(), labels);
+  return {.strategies = shard_factors(inputs, std::vector<Labels>(num_outputs(call), labels))};
 }
 
 bool writes_in_order(const OpCall& call) { return !call.args[0].toTensor().is_cuda(); }

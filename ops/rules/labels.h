@@ -26,8 +26,8 @@ Labels without(const Labels& labels, std::span<const int64_t> dims);
 // Returns whether terms of a sum may be converted from dtype `from` to `to` before they are reduced. Conversions to or
 // from integers are not allowed, since integers overflow at other values, nor is bool as a source, since a sum of bools
 // counts. Conversions between floating dtypes are: rounding each term may change the sum, which a caller who asks for a
-// narrower dtype accepts. But none is to float16 or float8 from another one: terms of a small sum might become infinite
-// there, and add up to NaN.
+// narrower dtype accepts. But none is to float16 or float8 from another one, or from float64 to one of fewer bits:
+// terms of a small sum might become infinite there, and add up to NaN.
 bool converts_termwise(at::ScalarType from, at::ScalarType to);
 
 // Calls add_linear for the groups whose inputs can all be converted term by term to the first result's dtype.
@@ -56,9 +56,21 @@ void add_joint(OpRule& rule, const OpCall& call);
 // result is `value` when every term is `value`.
 void add_filled(OpRule& rule, const OpCall& call, const at::Scalar& value);
 
-// Returns whether every rank keeps the same element where several are written to one position. On a GPU the order is
-// not defined; terms of different elements would then be reduced together.
+// Returns whether every rank keeps the same element where a scatter writes several to one position. On a GPU the order
+// is not defined, and on the CPU threads decide it in index_copy and index_put; terms of different elements would then
+// be reduced together.
 bool writes_in_order(const OpCall& call);
+
+// Returns the number of dimensions of input 0.
+inline int64_t ndim(const OpCall& call) { return call.inputs.at(0).ndim(); }
+
+// Returns the entry for dimension d of a list with one number per dimension, one number for all, or none, which means
+// `otherwise`, as does an argument that the operator does not have.
+int64_t at_dim(const OpCall& call, std::string_view name, std::size_t d, int64_t otherwise = 1);
+
+// Returns the rule of an operator that works along its dimension `dim` of all its tensors, which is cut in none. The
+// results may have another length there.
+OpRule along_dim(const OpCall& call);
 
 // Returns the gradients of a backward operator; those that its `output_mask` does not ask for become undefined.
 std::vector<TensorInfo> asked_for(const OpCall& call, std::vector<TensorInfo> gradients);

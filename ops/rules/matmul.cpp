@@ -30,7 +30,8 @@ OpRule plus_product(const OpCall& call, const std::vector<Labels>& operands, con
   OpRule rule{.strategies = shard_factors(inputs, {output})};
   with_bias_term(rule, 0);
   add_linear(rule, 3, 1, {{0, 1}, {0, 2}});
-  rule.outputs = {{.sizes = sizes, .dtype = call.inputs[0].dtype}};
+  const bool asked = call.has_arg("out_dtype");
+  rule.outputs = {{.sizes = sizes, .dtype = asked ? call.arg("out_dtype").toScalarType() : call.inputs[0].dtype}};
   return rule;
 }
 
@@ -119,7 +120,8 @@ OpRule scaled_mm(const OpCall& call) {
   const auto of_a = scale(2, {sizes[0], 1});
   const auto of_b = scale(3, {1, sizes[1]});
   if (!of_a || !of_b) return no_rule();
-  const bool alone = !call.inputs.at(4).defined && !call.inputs.at(5).defined;
+  // A term must not be rounded to float8, in which it may be NaN.
+  const bool alone = !call.inputs.at(4).defined && !call.inputs.at(5).defined && !c10::isFloat8Type(product_type(call));
   OpRule rule{.strategies =
                   shard_factors({"mk", "kn", *of_a, *of_b, "n", ""}, {"mn"}, ReduceOp::kSum, alone ? "" : "k")};
   rule.outputs = {{.sizes = sizes, .dtype = product_type(call)}};

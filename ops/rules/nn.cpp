@@ -15,23 +15,15 @@ TensorInfo info(std::vector<int64_t> sizes, at::ScalarType dtype) {
 
 // ---- softmax and other operators that work along one dimension of all their tensors
 
-OpRule along(const OpCall& call) {
-  const int64_t ndim = call.inputs.at(0).ndim();
-  const std::vector<int64_t> dim = {call.dim("dim", ndim)};
-  const Labels labels = with_whole(letters(static_cast<std::size_t>(ndim)), dim);
-  const std::vector<Labels> inputs(call.inputs.size(), labels);
-  return {.strategies = shard_factors(inputs, std::vector<Labels>(num_outputs(call), labels))};
-}
-
 OpRule safe_softmax(const OpCall& call) {
-  OpRule rule = along(call);
+  OpRule rule = along_dim(call);
   const auto& dtype = call.arg("dtype");
   rule.outputs = {info(call.inputs.at(0).sizes, dtype.isNone() ? call.inputs[0].dtype : dtype.toScalarType())};
   return rule;
 }
 
 OpRule along_backward(const OpCall& call) {
-  OpRule rule = along(call);
+  OpRule rule = along_dim(call);
   add_linear_where_exact(rule, call, {{0}});
   return rule;
 }
@@ -226,10 +218,10 @@ OpRule lstm_cell_backward(const OpCall& call) {
 }
 
 constexpr RuleEntry kTable[] = {
-    {"_softmax", along},
-    {"_log_softmax", along},
+    {"_softmax", along_dim},
+    {"_log_softmax", along_dim},
     {"_safe_softmax", safe_softmax},
-    {"glu", along},
+    {"glu", along_dim},
     {"_softmax_backward_data", along_backward},
     {"_log_softmax_backward_data", along_backward},
     {"glu_backward", glu_backward},

@@ -71,11 +71,8 @@ Labels with_rest(Labels labels, const TensorInfo& info) {
   return labels;
 }
 
-// Keeps c where there is more than one group to cut.
-Labels group_labels(const OpCall& call, Labels labels) {
-  if (call.arg("group").toInt() == 1) std::replace(labels.begin(), labels.end(), 'c', '-');
-  return labels;
-}
+// Labels the channels c where there is more than one group to cut.
+Labels group_labels(const OpCall& call) { return call.arg("group").toInt() == 1 ? "n-" : "nc"; }
 
 // Makes rule.valid require pieces of whole groups of channels.
 void keep_groups(OpRule& rule, const OpCall& call, std::size_t input) {
@@ -98,7 +95,7 @@ void keep_groups(OpRule& rule, const OpCall& call, std::size_t input) {
 
 // (input, weight, bias) -> (result, mean, rstd)
 OpRule group_norm(const OpCall& call) {
-  const Labels labels = group_labels(call, "nc");
+  const Labels labels = group_labels(call);
   const Labels channel = labels.substr(1);
   const Labels input = with_rest(labels, call.inputs.at(0));
   OpRule rule{.strategies = shard_factors({input, channel, channel}, {input, labels, labels})};
@@ -111,7 +108,7 @@ OpRule group_norm(const OpCall& call) {
 
 // (grad, input, mean, rstd, weight) -> the gradients of input, weight and bias
 OpRule group_norm_backward(const OpCall& call) {
-  const Labels statistics = group_labels(call, "nc");
+  const Labels statistics = group_labels(call);
   const Labels channel = statistics.substr(1);
   const Labels input = with_rest(statistics, call.inputs.at(1));
   OpRule rule{.strategies = shard_factors({input, input, statistics, statistics, channel}, {input, channel, channel})};

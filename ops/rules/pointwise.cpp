@@ -92,8 +92,8 @@ OpRule movement(const OpCall& call) {
     add_linear_where_exact(rule, call, {{0}});
   } else if (from == to || converts_termwise(from, to)) {
     add_movement(rule, call.inputs.size(), num_outputs(call));
-  } else if (at::isFloatingType(to)) {
-    add_rising(rule);  // conversions keep the order unless they wrap
+  } else if (at::isFloatingType(to) && !c10::isFloat8Type(to)) {
+    add_rising(rule);  // conversions keep the order; but of those to float8 some make NaN, or lose the sign
   }
   return rule;
 }
@@ -166,13 +166,18 @@ OpRule extremum_of_tensors(const OpCall& call) {
   return rule;
 }
 
-// Inputs `a` and `b` may be pending by the same reduction, since the operator picks elements of one or the other.
-OpRule pick(const OpCall& call, std::size_t a, std::size_t b) {
+// Inputs `a` and `b` may be pending by the same reduction, since the operator picks elements of one or the other. The
+// result has the dtype of `a`, or both are `promoted`.
+OpRule pick(const OpCall& call, std::size_t a, std::size_t b, bool promoted = false) {
   OpRule rule = plain(call);
   const auto& in = call.inputs;
   if (in.size() <= b) return rule;
   const bool same_type = in[a].dtype == in[b].dtype;
-  const bool termwise = converts_termwise(in[a].dtype, in[b].dtype) && converts_termwise(in[b].dtype, in[a].dtype) &&
+  // A tensor without dimensions may be promoted to a smaller dtype than its own.
+  const bool is_one = in[a].ndim() == 0 || in[b].ndim() == 0;
+  const at::ScalarType to = promoted && !is_one ? c10::promoteTypes(in[a].dtype, in[b].dtype) : in[a].dtype;
+  const bool termwise = converts_termwise(in[a].dtype, to) && converts_termwise(in[b].dtype, to) &&
+                        (!promoted || !is_one || converts_termwise(to, in[b].dtype)) &&
                         at::isComplexType(in[a].dtype) == at::isComplexType(in[b].dtype);
   if (!same_type && !termwise) return rule;
   for (const ReduceOp op : kPlainReductions)
@@ -188,7 +193,7 @@ OpRule masked_fill(const OpCall& call) {
   return rule;
 }
 
-OpRule where(const OpCall& call) { return pick(call, 1, 2); }
+OpRule where(const OpCall& call) { return pick(call, 1, 2, /*promoted=*/true); }
 OpRule copy(const OpCall& call) { return pick(call, 0, 1); }
 
 // Zeros reduce to zero by every reduction.

@@ -4,6 +4,7 @@
 
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/signature.h"
+#include "tessera/ops/rules/view_groups.h"
 
 // This file has the rules of pooling with evenly spaced windows. The leading dimensions may be cut freely; along the
 // windows' dimensions ranks exchange halos.
@@ -11,15 +12,6 @@ namespace tessera::rules {
 namespace {
 
 using Sizes = std::vector<int64_t>;
-
-// Returns the entry for dimension d of a list with one number per dimension, one number for all, or none, which means
-// `otherwise`.
-int64_t at_dim(const OpCall& call, std::string_view name, std::size_t d, int64_t otherwise) {
-  if (!call.has_arg(name)) return otherwise;
-  const Sizes values = call.arg(name).toIntVector();
-  if (values.empty()) return otherwise;
-  return values[std::min(d, values.size() - 1)];
-}
 
 // Returns the windows along the d-th of the last dimensions, from `wide_size` to `narrow_size`.
 Window window_of(const OpCall& call, std::size_t d, int64_t wide_size, int64_t narrow_size) {
@@ -62,7 +54,6 @@ constexpr SignatureEntry kPooling[] = {
 
 // Adds the strategies that cut the windows' dimensions. The inputs are (self), (grad, self) or (grad, self, indices).
 void add_windows(OpRule& rule, const OpCall& call, const Sizes& wide, const Sizes& narrow, bool backward) {
-  const auto has_zero = [](const Sizes& sizes) { return std::ranges::find(sizes, 0) != sizes.end(); };
   if (has_zero(wide) || has_zero(narrow)) return;
   const std::size_t count = call.schema.name().find("3d") == std::string::npos ? 2 : 3;
   const std::size_t leading = wide.size() - count;

@@ -173,24 +173,16 @@ OpRule product(const OpCall& call) {
   return rule;
 }
 
-// The results are as long as the input along `dim`, or have another length there, and are not cut there.
-OpRule along(const OpCall& call) {
-  const int64_t ndim = call.inputs.at(0).ndim();
-  const Sizes dim = {call.dim("dim", ndim)};
-  const Labels labels = with_whole(letters(static_cast<std::size_t>(ndim)), dim);
-  return {.strategies = shard_factors({labels}, std::vector<Labels>(num_outputs(call), labels))};
-}
-
 OpRule along_with_indices(const OpCall& call) {
-  return with_results(along(call), call.inputs.at(0).sizes, {call.inputs[0].dtype, at::kLong});
+  return with_results(along_dim(call), call.inputs.at(0).sizes, {call.inputs[0].dtype, at::kLong});
 }
 
 OpRule logcumsumexp(const OpCall& call) {
-  return with_results(along(call), call.inputs.at(0).sizes, {call.inputs[0].dtype});
+  return with_results(along_dim(call), call.inputs.at(0).sizes, {call.inputs[0].dtype});
 }
 
 OpRule cumsum(const OpCall& call) {
-  OpRule rule = along(call);
+  OpRule rule = along_dim(call);
   add_linear_where_exact(rule, call, {{0}});
   return rule;
 }
@@ -251,13 +243,13 @@ constexpr RuleEntry kTable[] = {
     {"kthvalue", whole_with_indices},
     {"mode", whole_with_indices},
     {"cumsum", cumsum},
-    {"cumprod", along},
+    {"cumprod", along_dim},
     {"logcumsumexp", logcumsumexp},
     {"cummax", along_with_indices},
     {"cummin", along_with_indices},
-    {"topk", along},
-    {"sort", along},
-    {"argsort", along},
+    {"topk", along_dim},
+    {"sort", along_dim},
+    {"argsort", along_dim},
 };
 
 }  // namespace

@@ -17,8 +17,6 @@ std::vector<ViewGroup> common_front(const Sizes& from, const Sizes& to) {
   return out;
 }
 
-bool has_zero(const Sizes& sizes) { return std::find(sizes.begin(), sizes.end(), 0) != sizes.end(); }
-
 // Reads one group of dimensions, starting at `i` of `from` and `j` of `to`, and moves both past it.
 ViewGroup take_group(const Sizes& from, const Sizes& to, std::size_t& i, std::size_t& j) {
   ViewGroup group{i, j, from[i], to[j], 1, 1};
@@ -48,6 +46,8 @@ Intervals elements_of(Intervals part, int64_t inner) {
 }
 
 }  // namespace
+
+bool has_zero(const Sizes& sizes) { return std::find(sizes.begin(), sizes.end(), 0) != sizes.end(); }
 
 std::vector<ViewGroup> view_groups(const Sizes& from, const Sizes& to) {
   if (has_zero(from) || has_zero(to)) return common_front(from, to);

@@ -19,6 +19,9 @@ struct ViewGroup {
   int64_t output_inner;
 };
 
+// Says whether a tensor of these sizes has no elements.
+bool has_zero(const std::vector<int64_t>& sizes);
+
 // Returns the groups of a view of sizes `from` as `to`. A dimension of size 1 is in a group only if both sides have it.
 //   (2, 12, 5) -> (2, 3, 20): dimensions 0 and 0; then 1 and 1, with 5 elements per index before and 20 after
 // For a tensor without elements, the groups are the leading dimensions that stay the same.

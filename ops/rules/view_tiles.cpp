@@ -1,10 +1,12 @@
 #include "tessera/ops/rules/view_tiles.h"
 
 #include <algorithm>
-#include <numeric>
 #include <span>
 
 #include <ATen/ceil_div.h>
+#include <c10/util/accumulate.h>
+
+#include "tessera/ops/rules/view_groups.h"
 
 namespace tessera::rules {
 namespace {
@@ -15,16 +17,12 @@ bool contains(const Intervals& part, int64_t index) {
   return std::ranges::any_of(part, [&](const Interval& i) { return i.begin <= index && index < i.end; });
 }
 
-int64_t product(std::span<const int64_t> sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
-
 // ---- merging dimensions into one, and splitting one into several; elements are counted row-major --------------------
 
 // Intervals of complete rows are scaled; others are repeated for each row.
 std::optional<Intervals> flattened(std::span<const Intervals> parts, std::span<const int64_t> sizes) {
   if (parts.size() == 1) return parts[0];
-  const int64_t inner = product(sizes.subspan(1));
+  const int64_t inner = c10::multiply_integers(sizes.subspan(1));
   const std::optional<Intervals> rest = flattened(parts.subspan(1), sizes.subspan(1));
   if (!rest) return std::nullopt;
   Intervals out;
@@ -88,7 +86,7 @@ bool unflatten(const Intervals& elements, std::span<const int64_t> sizes, Tile& 
     out.push_back(elements);
     return true;
   }
-  const std::optional<Rows> rows = split(elements, product(sizes.subspan(1)));
+  const std::optional<Rows> rows = split(elements, c10::multiply_integers(sizes.subspan(1)));
   if (!rows) return false;
   out.push_back(rows->rows);
   return unflatten(rows->of_each, sizes.subspan(1), out);
@@ -123,8 +121,6 @@ std::vector<Range> ranges_of(const Sizes& from, const Sizes& to) {
   }
   return out;
 }
-
-bool has_zero(const Sizes& sizes) { return std::ranges::find(sizes, 0) != sizes.end(); }
 
 }  // namespace
 

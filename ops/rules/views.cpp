@@ -2,6 +2,8 @@
 #include <array>
 #include <numeric>
 
+#include <c10/util/accumulate.h>
+
 #include "tessera/ops/rules/kept_views.h"
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
@@ -12,8 +14,6 @@ namespace tessera::rules {
 namespace {
 
 using Sizes = std::vector<int64_t>;
-
-int64_t ndim(const OpCall& call) { return call.inputs.at(0).ndim(); }
 
 // ---- view: groups of dimensions with equal products; their leftmost dimensions share a factor
 
@@ -36,12 +36,9 @@ OpRule regroup(const OpCall& call, const Sizes& from, const Sizes& to) {
 // Returns the sizes that the view asks for, with a -1 replaced by the size that it stands for.
 Sizes asked_sizes(const OpCall& call, const Sizes& from) {
   Sizes to = call.arg("size").toIntVector();
-  const auto product = [](const Sizes& s) {
-    return std::accumulate(s.begin(), s.end(), int64_t{1}, std::multiplies<>());
-  };
-  const int64_t known = std::abs(product(to));
+  const int64_t known = std::abs(c10::multiply_integers(to));
   for (int64_t& size : to) {
-    if (size == -1) size = known == 0 ? 0 : product(from) / known;
+    if (size == -1) size = known == 0 ? 0 : c10::multiply_integers(from) / known;
   }
   return to;
 }

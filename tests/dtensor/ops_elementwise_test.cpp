@@ -213,7 +213,8 @@ TESSERA_RANKS_TEST_CASE("terms that are larger than float16 holds are reduced be
     CHECK(same(full_tensor(terms.to(at::kHalf)), want));
     CHECK(same(full_tensor(at::sum(terms, at::kHalf)), at::full({}, 40.0, on(at::kHalf))));
     CHECK(same(full_tensor(from_local(at::zeros({4}, on(at::kHalf)), mesh, {P}).copy_(terms)), want));
-    CHECK(placements_of(terms.to(at::kBFloat16)) == Placements{P});
+    // The range of bfloat16 is that of float32.
+    CHECK((placements_of(terms.to(at::kBFloat16)) == Placements{P}) == (dtype == at::kFloat));
   }
   const at::Tensor largest = from_local(at::full({4}, 1e5, on(at::kFloat)), mesh, {Partial(ReduceOp::kMax)});
   CHECK(placements_of(largest.to(at::kHalf)) == Placements{Partial(ReduceOp::kMax)});
@@ -231,6 +232,20 @@ TESSERA_RANKS_TEST_CASE("terms are reduced in their own dtype before they are jo
   CHECK(same(full_tensor(out), at::cat({full_tensor(bytes), full_tensor(bytes)}, 1).to(at::kInt)));
 }
 
+namespace {
+
+// Returns numbers, and for each element of `t` one of two rows, on the mesh of `t` if it has one.
+at::Tensor like(const at::Tensor& t, at::IntArrayRef sizes) {
+  const at::Tensor plain = sample(sizes, 7);
+  return is_dtensor(t) ? spread(plain, mesh_of(t), {R}) : plain;
+}
+at::Tensor rows(const at::Tensor& t) {
+  const at::Tensor plain = at::arange(6, on(at::kLong)).remainder(2).unsqueeze(1).expand({6, 4}).contiguous();
+  return is_dtensor(t) ? spread(plain, mesh_of(t), {R}) : plain;
+}
+
+}  // namespace
+
 TESSERA_RANKS_TEST_CASE("what is compared with its extremum in backward is reduced once, in forward", {2, 3}) {
   const DeviceMesh mesh = line();
   static constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -241,7 +256,22 @@ TESSERA_RANKS_TEST_CASE("what is compared with its extremum in backward is reduc
       [](const at::Tensor& t) { return t.max(); },
       [](const at::Tensor& t) { return t.min(); },
       [](const at::Tensor& t) { return t.norm(kInfinity); },
-      [](const at::Tensor& t) { return at::linalg_vector_norm(t, -kInfinity, at::IntArrayRef{0}); }};
+      [](const at::Tensor& t) { return at::linalg_vector_norm(t, -kInfinity, at::IntArrayRef{0}); },
+      [](const at::Tensor& t) {
+        return at::scatter_reduce(like(t, {2, 4}), 0, rows(t), t, "amax");
+      },
+      [](const at::Tensor& t) {
+        return at::scatter_reduce(t, 0, rows(t), like(t, {6, 4}), "amin");
+      },
+      [](const at::Tensor& t) {
+        return like(t, {2, 4}).scatter_reduce_(0, rows(t), t, "amax");
+      },
+      [](const at::Tensor& t) {
+        return at::index_reduce(like(t, {2, 4}), 0, rows(t).select(1, 0), t, "amax");
+      },
+      [](const at::Tensor& t) {
+        return like(t, {2, 4}).index_reduce_(0, rows(t).select(1, 0), t, "amin");
+      }};
   constexpr int64_t kBytes = 6 * 4 * 8;
   for (std::size_t i = 0; i < std::size(kReductions); ++i) {
     CAPTURE(i);

@@ -243,6 +243,7 @@ TESSERA_RANKS_TEST_CASE("transposed tensors, whose order in memory LibTorch's ke
                         {1, 2, 3, 4}) {
   // The matrix is well conditioned, so that the rounding of a sum's terms stays small.
   const at::Tensor a = sample({4, 4}) + 4 * at::eye(4, on(at::kDouble)), b = sample({4, 4}, 1);
+  const at::Tensor batch = sample({8, 4, 4}, 2) + 4 * at::eye(4, on(at::kDouble));
   const std::vector<Placements> kinds = {{R, S0, Shard(1), Partial()}, {R, S0, Shard(1)}};
   check_ops({
       op_case("det", {a},
@@ -252,6 +253,11 @@ TESSERA_RANKS_TEST_CASE("transposed tensors, whose order in memory LibTorch's ke
       op_case("slogdet", {a}, [](const Tensors& x) { return std::get<1>(at::linalg_slogdet(x[0].t())); }),
       op_case("inverse", {a}, [](const Tensors& x) { return at::linalg_inv(x[0].t()); }),
       op_case("solve", {a, b}, [](const Tensors& x) { return at::linalg_solve(x[0].t(), x[1].t()); }),
+      // LibTorch would take pieces of these for vectors.
+      op_case("solve for one right-hand side in a batch", {b, batch},
+              [](const Tensors& x) { return at::linalg_solve(x[1], x[0]); }, {{R, S0, Shard(1)}, {R, S0}}),
+      op_case("solve for more columns than rows", {sample({4, 8}, 2), batch.narrow(0, 0, 4)},
+              [](const Tensors& x) { return at::linalg_solve(x[1], x[0]); }, {{R, S0, Shard(1), Partial()}, {R, S0}}),
       op_case(
           "kron", {a, b}, [](const Tensors& x) { return at::kron(x[0].t(), x[1].t()); }, kinds),
       op_case(

@@ -3,7 +3,6 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -222,4 +221,34 @@ TESSERA_RANKS_TEST_CASE("linear reductions that reduce by other operations are p
     CHECK(close(full_tensor(redistribute(value, {R, product})), rows.sum(0)));
     CHECK(close(full_tensor(redistribute(value, {P, P})), rows.sum(0)));
   }
+}
+
+TESSERA_RANKS_TEST_CASE("a conversion to a dtype of a smaller range comes after the reduction", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const auto cut = [&](const std::vector<double>& values) {
+    return spread(at::tensor(values, on(at::kDouble)), mesh, {Shard(0)});
+  };
+  const at::Tensor product = cut({1e30, 1e30, 1e-30, 1e-30}).prod(), sum = cut({1e39, 1e39, -1e39, -1e39}).sum();
+  CHECK(full_tensor(product.to(at::kFloat)).item<float>() == doctest::Approx(1));
+  CHECK(full_tensor(sum.to(at::kFloat)).item<float>() == 0);
+  CHECK(full_tensor(at::zeros_like(sum, at::kFloat).copy_(sum)).item<float>() == 0);
+  const at::Tensor x = cut({-1000, 1, -3, 2}).to(at::kFloat);
+  CHECK(full_tensor(x.amax().to(at::kFloat8_e4m3fn)).to(at::kFloat).item<float>() == 2);
+  CHECK(full_tensor((-x).amin().to(at::kFloat8_e4m3fn)).to(at::kFloat).item<float>() == -2);
+  // The terms of a float64 stay pending where they are converted to no smaller range.
+  if (mesh.size() > 1) CHECK(placements_of(x.sum().to(at::kDouble)) == Placements{Partial()});
+}
+
+TESSERA_RANKS_TEST_CASE("a product of float8 that gives float8 has no terms of float8", {1, 2}) {
+  const DeviceMesh mesh = line();
+  at::Tensor a = at::zeros({16, 32}, on(at::kFloat)), b = at::zeros({16, 32}, on(at::kFloat));
+  a.select(1, 0).fill_(20);
+  a.select(1, 16).fill_(-20);
+  b.select(1, 0).fill_(30);
+  b.select(1, 16).fill_(30);
+  const auto cut = [&](const at::Tensor& t) { return spread(t.to(at::kFloat8_e4m3fn), mesh, {Shard(1)}); };
+  const at::Tensor one = at::ones({}, on(at::kFloat)), scale = spread(one, mesh, {Replicate()});
+  const at::Tensor y = at::_scaled_mm(cut(a), cut(b).t(), scale, scale);
+  CHECK((y.scalar_type() == at::kFloat8_e4m3fn));
+  CHECK(same(full_tensor(y).to(at::kFloat), at::zeros({16, 16}, on(at::kFloat))));
 }

@@ -100,7 +100,7 @@ std::vector<Row> pointwise_rows() {
       EVERYDAY("- - - - -", at::full_like(x, 3)),
       EVERYDAY("-/- -/- -/- -/- -/-", x.clone()),
       EVERYDAY("- - - - -", x.detach()),
-      EVERYDAY("-/- -/- -/- -/- -/-", x.to(at::kFloat)),
+      EVERYDAY("-/- -/- s/- -/- -/-", x.to(at::kFloat)),
       EVERYDAY("-/- -/- -/- -/- -/-", x.contiguous()),
   };
 }

@@ -59,7 +59,7 @@ std::vector<Row> reduction_rows() {
       EVERYDAY("- - - - -", at::bincount(classes)),
       EVERYDAY("- - s - -", at::histc(x, 4, -2, 2)),
       EVERYDAY("a/- -/- -/- a/- a/-", at::diff(x, 1, 0)),
-      EVERYDAY("-/ggggg a/ggggg s/ggggg -/ggggg a/ggggg", at::quantile(x, 0.3, 1)),
+      EVERYDAY("-/gg a/gg s/gg -/gg a/gg", at::quantile(x, 0.3, 1)),
       EVERYDAY("r r rr r rr", x.equal(y)),
       EVERYDAY("r r ssssr r r", at::allclose(x, y)),
       EVERYDAY("r r r r r", x.sum().item<double>()),

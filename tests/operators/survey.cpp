@@ -45,13 +45,13 @@ Gradient gradient_of(Verdict verdict) {
 std::string section_text(Status status) {
   switch (status) {
     case Status::kByRule: return "In no layout was an input brought to Replicate for want of a rule.";
-    case Status::kReplicated: return "In some layout, at least. The results are replicated.";
-    case Status::kRefused: return "In some layout, at least, by an error on every rank.";
-    case Status::kWrong: return "Other results than those of plain tensors.";
+    case Status::kReplicated: return "In at least one layout they run replicated.";
+    case Status::kRefused: return "In at least one layout they throw, on every rank alike.";
+    case Status::kWrong: return "Their results differ from those of plain tensors.";
     case Status::kNotCalled: return "No call of them is made, each for the reason that is given.";
     case Status::kOutOfScope: break;
   }
-  return "Tensors of another kind, or another device's.";
+  return "They take tensors of another kind, or of another device.";
 }
 
 // Returns the overload's name on the page. "default" is PyTorch's word for no overload name.
@@ -198,18 +198,19 @@ std::string line_of(const Entry& entry) {
 
 std::string operators_page(const std::vector<Entry>& entries) {
   std::string out =
-      "# Operators\n\nEvery overload of ATen's in LibTorch 2.11 that takes a tensor, as `bazel run "
-      "//tests/operators:report` "
-      "finds it: its calls\non DTensors beside the same on plain tensors, in many layouts on 2, 3 and 4 ranks, pieces "
-      "uneven "
-      "and empty, terms of\ndifferent sizes and signs. Results that are drawn are compared with those of a DTensor on "
-      "one "
-      "rank. The gradient is that of all\nresults by all tensors, from gradients of the results that lie in many "
-      "layouts "
-      "too; \"not differentiable\" are the calls for which\nLibTorch has no gradient on plain tensors either. An "
-      "overload "
-      "without a name is called `default`.\n`//tests/operators:operators_test` fails when this page is not what it "
-      "finds.\n\n" +
+      "# Operators\n\n"
+      "This page lists every overload of ATen's operators in LibTorch 2.11 that takes a tensor.\n"
+      "`bazel run //tests/operators:report` makes it: it calls each one on DTensors and on plain tensors and compares "
+      "the\n"
+      "results, in many layouts on 2, 3 and 4 ranks, with uneven and empty pieces, and with terms of different sizes "
+      "and signs.\n"
+      "Results that are drawn are compared with those of a DTensor on one rank. The gradient is that of all results by "
+      "all\n"
+      "tensors, from gradients of the results that lie in many layouts too; \"not differentiable\" are the calls for "
+      "which\n"
+      "LibTorch has no gradient on plain tensors either. An overload without a name is called `default`.\n"
+      "`//tests/operators:operators_test` fails when this page is not what it finds.\n"
+      "\n" +
       summary(entries);
   for (const Status status : kStatuses) {
     const std::string rows = rows_of(entries, status);

@@ -115,10 +115,22 @@ TEST_CASE("the buffer of log_sigmoid is empty on a GPU") {
 
 TEST_CASE("what replaces elements keeps pending terms on the CPU alone, since a GPU writes in any order") {
   const auto replaces = [](const at::Tensor& self, const at::Tensor& index, c10::DeviceType device) {
-    return has_partial(rule_of("aten::index_copy", "", {self, 0, index, self}, device));
+    return has_partial(rule_of("aten::scatter", "src", {self, 0, index, self}, device));
   };
-  CHECK(replaces(at::empty({8, 5}), at::empty({8}, at::kLong), at::kCPU));
-  CHECK_FALSE(replaces(without_memory({8, 5}), without_memory({8}, at::kLong), at::kCUDA));
+  CHECK(replaces(at::empty({8, 5}), at::empty({8, 5}, at::kLong), at::kCPU));
+  CHECK_FALSE(replaces(without_memory({8, 5}), without_memory({8, 5}, at::kLong), at::kCUDA));
+}
+
+TEST_CASE("index_copy, whose threads write in any order, keeps no pending terms") {
+  const at::Tensor self = at::empty({8, 5}), index = at::empty({8}, at::kLong);
+  CHECK_FALSE(has_partial(rule_of("aten::index_copy", "", {self, 0, index, self}, at::kCPU)));
+}
+
+TEST_CASE("a product with a bias of the factors' dtype has the dtype that is asked for") {
+  const auto half = [](at::IntArrayRef sizes) { return without_memory(sizes, at::kHalf); };
+  const rules::OpRule rule =
+      rule_of("aten::addmm", "dtype", {half({4}), half({3, 5}), half({5, 4}), at::kFloat, 1, 1}, at::kCUDA);
+  CHECK((rule.outputs.at(0).dtype == at::kFloat));
 }
 
 TEST_CASE("a DTensor on a GPU obeys autocast for CUDA, and its redistribution is planned for NVLink") {
