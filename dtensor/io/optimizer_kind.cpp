@@ -5,10 +5,11 @@
 #include <limits>
 #include <optional>
 #include <stdexcept>
-#include <utility>
+#include <typeinfo>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Type.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -216,6 +217,15 @@ struct OptionsReader {
 
 // ---- the six classes ----------------------------------------------------------------------------------------------
 
+// Returns `value` as a T. An optimizer that is derived from one of torch::optim's may keep a class of its own there.
+template <typename T, typename Base>
+const T& exactly(const Base& value, const char* optimizer, const char* what) {
+  if (typeid(value) == typeid(T)) return static_cast<const T&>(value);
+  throw std::invalid_argument(
+      fmt::format("the optimizer is derived from {} and has {} of a class of its own, {}; save its state yourself",
+                  optimizer, what, c10::demangle(typeid(value).name())));
+}
+
 template <typename State, typename Options>
 class Kind final : public OptimizerKind {
  public:
@@ -226,7 +236,7 @@ class Kind final : public OptimizerKind {
   void append_state(const OptimizerParamState& state, const std::string& parameter,
                     std::vector<SavedTensor>& tensors) const override {
     StateSaver saver{parameter, tensors};
-    State copy = static_cast<const State&>(state);  // shares the tensors; visitors need a mutable state
+    State copy = exactly<State>(state, name_, "a state");  // shares the tensors; visitors need a mutable state
     visit_state(copy, saver);
   }
 
@@ -249,14 +259,14 @@ class Kind final : public OptimizerKind {
 
   nlohmann::ordered_json options_json(const OptimizerOptions& options) const override {
     OptionsSaver saver;
-    Options copy = static_cast<const Options&>(options);
+    Options copy = exactly<Options>(options, name_, "options");
     visit_options(copy, saver);
     return saver.json;
   }
 
   std::unique_ptr<OptimizerOptions> read_options(const nlohmann::json& json,
                                                  const OptimizerOptions& base) const override {
-    auto options = std::make_unique<Options>(static_cast<const Options&>(base));
+    auto options = std::make_unique<Options>(exactly<Options>(base, name_, "options"));
     OptionsReader reader{json};
     visit_options(*options, reader);
     if (reader.taken != json.size()) {

@@ -313,12 +313,12 @@ void keep_newest_steps(const std::string& folder, int64_t keep, int64_t saved) {
     std::vector<std::string> superfluous;
     const std::map<int64_t, std::string> found = step_folders(folder);
     int64_t whole = 0;
-    for (auto step = found.rbegin(); step != found.rend(); ++step) {
+    for (auto step = std::make_reverse_iterator(found.upper_bound(saved)); step != found.rend(); ++step) {
       // One of another version is neither counted nor removed.
       const std::optional<bool> is_whole = is_whole_here(step->second);
       if (whole < keep) {
         whole += is_whole.value_or(false) ? 1 : 0;
-      } else if (step->first != saved && is_whole.has_value()) {
+      } else if (is_whole.has_value()) {
         superfluous.push_back(step->second);
       }
     }

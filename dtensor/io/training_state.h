@@ -36,8 +36,8 @@ struct TrainingState {
 };
 
 struct SaveStateOptions {
-  // Is the number of whole states that stay in the folder, those of the highest steps; 0 keeps all. The state that was
-  // just saved stays in any case.
+  // Is the number of whole states that stay in the folder: the one that was just saved, and those of the highest steps
+  // below it; 0 keeps all. States of higher steps, which a run that has gone back has left, stay.
   int64_t keep = 0;
   // Tensors are put into a file until the next would make its data larger than this; 0 writes one file for the model
   // and one for the optimizer.
@@ -87,7 +87,8 @@ class TrainingStateSaver {
 
   void start(const TrainingState& state);
   void wait();
-  // Says whether this rank's thread has nothing left to do. Does not communicate.
+  // Says whether this rank's thread has nothing left to do. Does not communicate, so ranks may get different answers at
+  // one time: do not decide by it whether to call wait(), which is collective.
   bool done() const;
 
   // Does what start() and wait() do, without a copy of the values.

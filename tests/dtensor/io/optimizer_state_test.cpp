@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -168,6 +167,55 @@ struct Mine : torch::optim::Optimizer {
       : Optimizer(std::move(params), std::make_unique<torch::optim::SGDOptions>(0.1)) {}
   at::Tensor step(LossClosure) override { return {}; }
 };
+
+// Is an AdamW whose state has more than LibTorch's.
+struct WithAverage : torch::optim::AdamW {
+  struct State : torch::optim::AdamWParamState {
+    at::Tensor average;
+  };
+  using AdamW::AdamW;
+  at::Tensor step(LossClosure closure = nullptr) override {
+    const at::Tensor loss = AdamW::step(std::move(closure));
+    for (const at::Tensor& parameter : param_groups()[0].params()) {
+      auto& slot = state_[parameter.unsafeGetTensorImpl()];
+      auto state = std::make_unique<State>();
+      static_cast<torch::optim::AdamWParamState&>(*state) = static_cast<torch::optim::AdamWParamState&>(*slot);
+      state->average = parameter.detach().clone();
+      slot = std::move(state);
+    }
+    return loss;
+  }
+};
+struct OwnOptions : torch::optim::AdamWOptions {
+  int64_t interval = 7;
+
+ private:
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override { return std::make_unique<OwnOptions>(*this); }
+};
+struct OwnStep : torch::optim::AdamW {
+  using AdamW::AdamW;
+  at::Tensor step(LossClosure closure = nullptr) override { return AdamW::step(std::move(closure)); }
+};
+
+TEST_CASE("optimizer state: a class derived from AdamW is saved where it keeps nothing of its own, and else refused") {
+  const TempFolder folder;
+  TwoLayers net;
+  const auto trained = [&](auto& optimizer) {
+    net->zero_grad();
+    net(torch::ones({2, 3})).sum().backward();
+    optimizer.step();
+    return message_of([&] { save_optimizer(optimizer, *net, folder / "state"); });
+  };
+  WithAverage average(net->parameters());
+  CHECK(trained(average).find("is derived from AdamW and has a state of a class of its own") != std::string::npos);
+  torch::optim::AdamW options({torch::optim::OptimizerParamGroup(net->parameters(), std::make_unique<OwnOptions>())});
+  CHECK(trained(options).find("is derived from AdamW and has options of a class of its own") != std::string::npos);
+  OwnStep own(net->parameters());
+  CHECK(trained(own) == "nothing was thrown");
+  CHECK(message_of([&] { load_optimizer(options, *net, folder / "state"); }).find("options of a class of its own") !=
+        std::string::npos);
+  CHECK(message_of([&] { load_optimizer(own, *net, folder / "state"); }) == "nothing was thrown");
+}
 
 TEST_CASE("optimizer state: a file that does not fit is refused by message, and the optimizer stays as it was") {
   const TempFolder folder;

@@ -248,9 +248,23 @@ TEST_CASE("step folders: the newest whole ones are kept, and what was just saved
   keep_newest_steps(folder.path(), 0, 5);
   CHECK(steps_in(folder.path()).size() == 5);
   std::filesystem::remove(folder / "step_00000005/f");  // not whole: it does not count
-  keep_newest_steps(folder.path(), 2, 1);
-  CHECK(steps_in(folder.path()) == std::vector<int64_t>{1, 3, 4, 5});
-  CHECK(entries_in(folder.path()) == 4);
+  keep_newest_steps(folder.path(), 2, 5);
+  CHECK(steps_in(folder.path()) == std::vector<int64_t>{3, 4, 5});
+  CHECK(entries_in(folder.path()) == 3);
+}
+
+TEST_CASE(
+    "step folders: a run that has gone back keeps what it saves, and the later steps stay until it reaches them") {
+  const TempFolder folder;
+  for (const int64_t step : {100, 150, 200}) make_step(folder.path(), step);
+  for (const int64_t step : {110, 120}) {
+    make_step(folder.path(), step);
+    keep_newest_steps(folder.path(), 2, step);
+  }
+  CHECK(steps_in(folder.path()) == std::vector<int64_t>{110, 120, 150, 200});
+  make_step(folder.path(), 210);
+  keep_newest_steps(folder.path(), 2, 210);
+  CHECK(steps_in(folder.path()) == std::vector<int64_t>{200, 210});
 }
 
 // Makes a folder whose path has so many bytes.

@@ -176,14 +176,11 @@ TEST_CASE("saving: an error of one rank between two agreements reaches the other
     std::string kind;
     std::string op;  // "": any
     std::function<void(const TrainingState&)> save;
-    const char* want;
   };
   const std::vector<Row> rows = {
-      {"the name of a state's folder", "broadcast", "", save_state,
-       "rank 1 failed in save_training_state: my observer broke"},
-      {"a sum that is pending in a state", "all_reduce", "redistribute", save_state,
-       "rank 1 failed in save_training_state: my observer broke"},
-      {"a weight that is gathered", "all_gather", "", save_model, "rank 1 failed in save_weights: my observer broke"},
+      {"the name of a state's folder", "broadcast", "", save_state},
+      {"a sum that is pending in a state", "all_reduce", "redistribute", save_state},
+      {"a weight that is gathered", "all_gather", "", save_model},
   };
   for (const Row& row : rows) {
     CAPTURE(row.why);
@@ -193,7 +190,8 @@ TEST_CASE("saving: an error of one rank between two agreements reaches the other
         },
         row.save);
     CAPTURE(text);
-    CHECK(text.find(row.want) != std::string::npos);
+    CHECK(text.find("rank 1 failed in ") != std::string::npos);
+    CHECK(text.find(row.kind + " on mesh dimension tp of {tp: 2} on cpu: my observer broke") != std::string::npos);
   }
 }
 
