@@ -25,6 +25,7 @@
 #include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/failing.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -49,21 +50,8 @@ at::Tensor reduced(const at::Tensor& values, const DeviceMesh& mesh, int64_t mes
   return with_nan(all_reduce(without_nan(here), mesh, mesh_dim, ReduceOp::kMax));
 }
 
-// Says which mesh dimensions of each mesh cut some gradient. Over the others all ranks of a mesh have the same values,
-// and nothing needs to be added up.
-std::vector<std::vector<bool>> dims_that_cut(const detail::LocalGradients& all) {
-  std::vector<std::vector<bool>> result;
-  for (const DeviceMesh& mesh : all.meshes) result.emplace_back(static_cast<std::size_t>(mesh.ndim()));
-  for (const detail::LocalGradient& each : all.gradients) {
-    for (std::size_t dim = 0; dim < each.is_cut.size(); ++dim) {
-      if (each.is_cut[dim]) result[*each.mesh][dim] = true;
-    }
-  }
-  return result;
-}
-
 // Says whether this rank counts the gradient: one rank of those that hold the same elements does, as far as their
-// values are added up.
+// values are added up. Over mesh dimensions that cut nothing all ranks have the same values, and none are added up.
 bool counts(const detail::LocalGradient& gradient, const DeviceMesh& mesh, const std::vector<bool>& cut) {
   for (std::size_t dim = 0; dim < cut.size(); ++dim) {
     if (cut[dim] && !gradient.is_cut[dim] && mesh.local_rank(static_cast<int64_t>(dim)) != 0) return false;
@@ -107,13 +95,12 @@ c10::Device device_of(const detail::LocalGradients& all) {
 }
 
 // Returns what each mesh's gradients give here, and last what the plain ones give.
-at::Tensor local_values(const detail::LocalGradients& all, const std::vector<std::vector<bool>>& cut,
-                        double norm_type) {
+at::Tensor local_values(const detail::LocalGradients& all, double norm_type) {
   std::vector<std::vector<at::Tensor>> pieces(all.meshes.size() + 1);
   for (const detail::LocalGradient& each : all.gradients) {
     if (!each.mesh) {
       pieces.back().push_back(each.piece);
-    } else if (counts(each, all.meshes[*each.mesh], cut[*each.mesh])) {
+    } else if (counts(each, all.meshes[*each.mesh], all.cut[*each.mesh])) {
       pieces[*each.mesh].push_back(each.piece);
     }
   }
@@ -125,7 +112,7 @@ at::Tensor local_values(const detail::LocalGradients& all, const std::vector<std
 
 using Ranks = std::vector<int64_t>;
 
-// Lists, for a mesh that contains this rank, the ranks along its mesh dimensions that cut a gradient.
+// Lists, for a mesh that contains this rank, the ranks along its mesh dimensions of `cut`.
 std::set<Ranks> groups_of(const DeviceMesh& mesh, const std::vector<bool>& cut) {
   std::set<Ranks> groups;
   for (std::size_t dim = 0; dim < cut.size(); ++dim) {
@@ -183,8 +170,7 @@ at::Tensor shared_values(at::Tensor values, const std::vector<DeviceMesh>& meshe
 
 // Returns the norm as a number of float64 on the device of the gradients.
 at::Tensor norm_of(const detail::LocalGradients& all, double norm_type, const std::optional<DeviceMesh>& stages) {
-  const std::vector<std::vector<bool>> cut = dims_that_cut(all);
-  const at::Tensor values = over_each_mesh(local_values(all, cut, norm_type), all.meshes, cut, norm_type);
+  const at::Tensor values = over_each_mesh(local_values(all, norm_type), all.meshes, all.cut, norm_type);
   at::Tensor total = combined(shared_values(values, all.meshes), norm_type);
   for (int64_t dim = 0; stages && dim < stages->ndim(); ++dim) total = reduced(total, *stages, dim, norm_type);
   return norm_type == kInfinity ? total : total.pow(1 / norm_type);
@@ -210,6 +196,13 @@ void scale(const detail::LocalGradients& all, double factor) {
   if (!pieces.empty()) at::_foreach_mul_(pieces, factor);
 }
 
+// Returns the gradients of this rank's stage. They may be wrong on this stage alone.
+detail::LocalGradients gradients_of(const std::vector<at::Tensor>& parameters,
+                                    const std::optional<DeviceMesh>& stages) {
+  const auto read = [&] { return detail::local_gradients(parameters, kOp); };
+  return stages && stages->size() > 1 ? failing(stages->world(), kOp, read) : read();
+}
+
 // Runs `body`, whose collectives are charged to clip_grad_norm_.
 template <class Body>
 auto in_scope(const detail::LocalGradients& all, const std::optional<DeviceMesh>& stages, const Body& body) {
@@ -225,7 +218,7 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
   check_arguments(max_norm, norm_type, stages);
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
-  const detail::LocalGradients all = detail::local_gradients(parameters, kOp);
+  const detail::LocalGradients all = gradients_of(parameters, stages);
   const double norm = in_scope(all, stages, [&] { return norm_of(all, norm_type, stages).item<double>(); });
   if (error_if_nonfinite && !std::isfinite(norm)) {
     throw std::runtime_error(fmt::format(
@@ -242,7 +235,7 @@ at::Tensor clip_grad_norm_on_device_(const std::vector<at::Tensor>& parameters, 
   check_arguments(max_norm, norm_type, stages);
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
-  const detail::LocalGradients all = detail::local_gradients(parameters, kOp);
+  const detail::LocalGradients all = gradients_of(parameters, stages);
   at::Tensor norm = in_scope(all, stages, [&] { return norm_of(all, norm_type, stages); });
   const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1);
   // With a factor of their own device and dtype, a call for pieces that are alike is one kernel or a few.

@@ -36,8 +36,8 @@ struct FromLocalOptions {
   // Sets the global strides, the same on every rank. Without them the DTensor is row-major, whatever the strides of the
   // piece.
   std::optional<std::vector<int64_t>> stride;
-  // Compares placements, shape, and the pieces' sizes, dtypes and (where replicated) contents over the mesh; where they
-  // differ, every rank throws the same error.
+  // Compares placements, shape, strides, and the pieces' sizes, dtypes, whether they require a gradient, and (where
+  // replicated) their contents over the mesh; where they differ, every rank throws the same error.
   bool check = false;
   // For a MaskedPartial, says which elements of the piece count, by a bool tensor of its sizes. The others become the
   // reduction's neutral element.
@@ -123,8 +123,9 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensor
 at::Tensor redistribute_to(const at::Tensor& dtensor, const DeviceMesh& mesh, const Placements& placements,
                            const std::optional<Placements>& grad_placements = std::nullopt);
 
-// Returns the whole value as a plain tensor on every rank: redistribute to Replicate, then to_local. Throws as they do;
-// so std::invalid_argument on a plain tensor.
+// Returns the whole value as a plain tensor on every rank: redistribute to Replicate, then to_local. Where the DTensor
+// is Replicate already, the result shares its memory, as that of to_local does: clone() what must not change with it,
+// such as a copy of parameters in training. Throws as they do; so std::invalid_argument on a plain tensor.
 at::Tensor full_tensor(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
 
 // Makes a DTensor of a plain tensor that every rank has as a whole. Its values are those of `src_rank` (a global rank;
@@ -134,8 +135,8 @@ at::Tensor full_tensor(const at::Tensor& dtensor, const std::optional<Placements
 // outside the mesh.
 // A DTensor that has this layout already is returned as it is.
 // Throws std::invalid_argument, before communicating, on an undefined tensor, a DTensor of another layout, a src_rank
-// outside the mesh, and placements that do not fit. Shape and dtype must be the same on every rank; only Checked
-// compares them.
+// outside the mesh, and placements that do not fit. Shape, dtype and requires_grad must be the same on every rank; only
+// Checked compares shape and dtype, and the collectives of backward.
 inline constexpr int64_t kMeshFirstRank = -1;
 inline constexpr int64_t kNoSource = -2;
 at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements,

@@ -56,7 +56,9 @@ struct BucketedParameter {
 // Between that moment and theirs backward must run no other collective over these mesh dimensions, such as that of a
 // batch norm or of the buckets of another call, since the ranks would start them in different orders: gradients could
 // be swapped, or the job would hang. Checked refuses it. With `bucket_bytes` 0, and for a parameter with hooks of the
-// user's own, every rank must have the gradient.
+// user's own, every rank must have the gradient; and every rank must have such hooks, since the gradient is reduced by
+// a collective of its own. A gradient that comes several times in one backward, as under activation checkpoints, must
+// come as often on every rank.
 //
 // A gradient is reduced by itself, at once, where it is not added to .grad (torch::autograd::grad), with create_graph,
 // where the parameter has hooks of the user's own, and where another reduction than a sum or an average is pending.

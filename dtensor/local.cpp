@@ -312,10 +312,10 @@ Layouts checked_layouts(const at::Tensor& local, const DeviceMesh& mesh, const P
 
 // Returns the text of what all ranks must pass alike. Without a shape option the shape follows from the pieces, which
 // verify_local compares.
-std::string text_of(const Spec& spec, const FromLocalOptions& options) {
+std::string text_of(const Spec& spec, const FromLocalOptions& options, bool recorded) {
   const std::string shape =
       options.shape ? fmt::format(" [{}] [{}]", fmt::join(spec.sizes, ", "), fmt::join(spec.strides, ", ")) : "";
-  return to_string(spec.placements) + shape;
+  return to_string(spec.placements) + shape + (recorded ? " with a gradient" : "");
 }
 
 // Fails the job as well as throwing, since only this rank may see a piece of the wrong size.
@@ -358,7 +358,12 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   Layouts layouts;
   const auto read = [&] { layouts = checked_layouts(local, mesh, placements, options); };
   if (options.check) {
-    Agreement({mesh}, "from_local").run(read, [&] { return text_of(*layouts.spec, options); });
+    const bool recorded = local.requires_grad() && at::GradMode::is_enabled();
+    Agreement({mesh}, "from_local")
+        .run(
+            read, [&] { return text_of(*layouts.spec, options, recorded); },
+            "the ranks were called with different arguments; every rank must pass the same placements, shape and "
+            "strides, and a piece that requires a gradient where the others' do");
     verify_local(local, *layouts.spec);
   } else {
     read();

@@ -21,14 +21,17 @@ struct LocalGradient {
 
 struct LocalGradients {
   std::vector<DeviceMesh> meshes;  // of all parameters and gradients, in order of appearance
+  // Says for each mesh which of its dimensions cut a gradient, or a parameter that requires one: on another rank its
+  // gradient may be defined.
+  std::vector<std::vector<bool>> cut;
   std::vector<LocalGradient> gradients;
 };
 
 // Returns the gradients of `parameters` that are defined on this rank. What is pending in a gradient is reduced first,
 // into the parameter's layout, together for all gradients of a mesh, and becomes the parameter's .grad; backward leaves
-// nothing pending. A tensor that is listed twice counts once. Ranks outside a gradient's mesh have none. Communicates
-// under `op` for what is pending only. Throws std::invalid_argument on an undefined parameter, and on a gradient that
-// is not dense.
+// nothing pending. A gradient that shares memory with another one is replaced by a copy. A tensor that is listed twice
+// counts once. Ranks outside a gradient's mesh have none. Communicates under `op` for what is pending only. Throws
+// std::invalid_argument on an undefined parameter, and on a gradient that is not dense.
 LocalGradients local_gradients(const std::vector<at::Tensor>& parameters, const char* op);
 
 // Returns the pieces that have elements, those of one device and dtype together: LibTorch's fused operators take lists

@@ -21,6 +21,7 @@
 #include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/failing.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -91,8 +92,13 @@ void LossScaler::unscale(const void* optimizer, const std::vector<at::Tensor>& p
   }
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
-  check_dtypes(parameters);
-  const detail::LocalGradients all = detail::local_gradients(parameters, kOp);
+  const auto read = [&] {
+    check_dtypes(parameters);
+    return detail::local_gradients(parameters, kOp);
+  };
+  // They may be wrong on this stage alone.
+  const detail::LocalGradients all =
+      options_.stages && options_.stages->size() > 1 ? failing(options_.stages->world(), kOp, read) : read();
   const c10::Device device = all.gradients.empty() ? c10::Device(c10::kCPU) : all.gradients.front().piece.device();
   at::Tensor found = max_over_meshes(scale_back(all.gradients, state_.scale, device), all.meshes, kOp);
   if (options_.stages) {

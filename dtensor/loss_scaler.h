@@ -65,8 +65,9 @@ class LossScaler {
   // Communication, under "LossScaler": one all_reduce of 4 bytes per mesh dimension (see max_over_meshes) and per mesh
   // dimension of `stages`; none for plain parameters without `stages`, for which each rank decides alone.
   // Throws std::invalid_argument, alike on every rank, when it was called for this optimizer since the last update(),
-  // and on gradients of float16, in which small numbers would vanish again: keep parameters in float32 and use
-  // autocast.
+  // on a plain gradient that is sparse, and on gradients of float16, in which small numbers would vanish again: keep
+  // parameters in float32 and use autocast. With `stages` wrong gradients fail the job, since the other stages may have
+  // none.
   void unscale_(torch::optim::Optimizer& optimizer);
   void unscale_(FusedAdamW& optimizer);
 

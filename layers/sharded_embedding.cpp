@@ -56,10 +56,13 @@ void check_tensors(const at::Tensor& ids, const at::Tensor& weight, const Device
   }
 }
 
-// Refuses an id or padding_idx outside the table. Where each rank took the size from its own rows, which may differ,
-// only this rank may see the error.
-[[noreturn]] void refuse_count(const std::string& why, const DeviceMesh& mesh, const ShardedEmbeddingOptions& options) {
-  if (options.cut == EmbeddingCut::kNone || mesh.size() == 1 || options.num_embeddings) refuse(why);
+// Says whether all ranks of the mesh have the same number of rows, and so see an id or padding_idx outside the table
+// alike. Where each rank took the size from its own rows, they may differ.
+bool is_counted(const DeviceMesh& mesh, const ShardedEmbeddingOptions& options) {
+  return options.cut == EmbeddingCut::kNone || mesh.size() == 1 || options.num_embeddings;
+}
+
+[[noreturn]] void refuse_count(const std::string& why, const DeviceMesh& mesh) {
   refuse_alone(mesh, kName, why + "; give options.num_embeddings if ranks have different numbers of rows");
 }
 
@@ -87,8 +90,10 @@ Table table_of(const at::Tensor& weight, const DeviceMesh& mesh, const ShardedEm
   }
   if (!options.padding_idx) return table;
   if (*options.padding_idx < -table.rows || *options.padding_idx >= table.rows) {
-    refuse_count(fmt::format("padding_idx {} must be within num_embeddings, {}", *options.padding_idx, table.rows),
-                 mesh, options);
+    const std::string why =
+        fmt::format("padding_idx {} must be within num_embeddings, {}", *options.padding_idx, table.rows);
+    if (is_counted(mesh, options)) refuse(why);
+    refuse_count(why, mesh);
   }
   table.padding = *options.padding_idx < 0 ? *options.padding_idx + table.rows : *options.padding_idx;
   return table;
@@ -109,9 +114,10 @@ void check_ids(const at::Tensor& ids, const Table& table, const DeviceMesh& mesh
     return check_on_device(outside.logical_not(), "sharded_embedding: an id is outside the table's rows");
   }
   if (!outside.any().item<bool>()) return;
-  refuse_count(
-      fmt::format("id {} is outside the table of {} rows", ids.masked_select(outside)[0].item<int64_t>(), table.rows),
-      mesh, options);
+  const std::string why =
+      fmt::format("id {} is outside the table of {} rows", ids.masked_select(outside)[0].item<int64_t>(), table.rows);
+  if (is_counted(mesh, options)) refuse_value(mesh, kName, why);
+  refuse_count(why, mesh);
 }
 
 // Returns the p-norm of each row, over all its columns even where the ranks have parts of them, as at::norm defines it:

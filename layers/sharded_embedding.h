@@ -43,7 +43,7 @@ struct ShardedEmbeddingOptions {
 // no integers, undefined tensors, DTensors, tensors on another device than the mesh's, and a mesh of several dimensions
 // or without this rank. A weight that is no piece of the table, which only this rank may have, fails the job; so does
 // an id or padding_idx outside the table where num_embeddings is not given and each rank takes the size from its own
-// rows.
+// rows, and an id outside the table where the world has more ranks than the mesh.
 at::Tensor sharded_embedding(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
                              const ShardedEmbeddingOptions& options = {});
 

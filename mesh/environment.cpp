@@ -150,21 +150,28 @@ bool holds_daemons(const EnvironmentVariables& variables, const Found& slurm, co
   return !nodes.empty() && *slurm.size == parse_number("SLURM_STEP_NUM_NODES", nodes) && *chosen.size > *slurm.size;
 }
 
-std::optional<Found> find_slurm(const EnvironmentVariables& variables) {
-  return find_launcher(variables, *std::ranges::find(launchers(), std::string("Slurm"), &Names::launcher));
+const Names& names_of(const std::string& launcher) {
+  return *std::ranges::find(launchers(), launcher, &Names::launcher);
 }
 
-// Returns whether `found`, Slurm's set or that of the PMI by which srun and mpirun serve MPI, gives the place of the
-// one task on this node that runs torchrun. torchrun has started this very process and numbers ranks as it likes, so
-// what the set says is of another process, also where the numbers are alike. srun gives PMI_RANK and PMI_SIZE without
-// local numbers: then those of its step count.
+// Returns whether `found` is what srun gives a step for MPI by PMI-2: PMI_RANK and PMI_SIZE without local numbers. They
+// repeat Slurm's own set, which has these.
+bool repeats_slurm(const EnvironmentVariables& variables, const Found& found) {
+  if (found.launcher != "MPICH" || found.local_rank.has_value() || found.local_size.has_value()) return false;
+  const std::optional<Found> slurm = find_launcher(variables, names_of("Slurm"));
+  return slurm.has_value() && slurm->rank == found.rank && slurm->size == found.size;
+}
+
+// Returns whether `found`, Slurm's set or that by which MPICH's mpirun serves MPI, gives the place of the one task on
+// this node that runs torchrun. torchrun has started this very process and numbers ranks as it likes, so what the set
+// says is of another process, also where the numbers are alike.
 bool is_around_torchrun(const EnvironmentVariables& variables, const Found& found, const Found& chosen) {
   if (chosen.launcher != "torchrun" || !variables.contains("TORCHELASTIC_RUN_ID")) return false;
-  if (found.launcher == "MPICH" && found.local_size.has_value()) return found.local_size == 1;
-  if (found.launcher != "MPICH" && found.launcher != "Slurm") return false;
-  const std::optional<Found> slurm = find_slurm(variables);
-  if (!slurm.has_value() || slurm->rank != found.rank || slurm->size != found.size) return false;
-  return slurm->local_size == 1 || value_or_empty(variables, "SLURM_STEP_NUM_NODES") == std::to_string(*slurm->size);
+  if (repeats_slurm(variables, found))
+    return is_around_torchrun(variables, *find_launcher(variables, names_of("Slurm")), chosen);
+  if (found.launcher == "MPICH") return found.local_size == 1;
+  if (found.launcher != "Slurm") return false;
+  return found.local_size == 1 || value_or_empty(variables, "SLURM_STEP_NUM_NODES") == std::to_string(*found.size);
 }
 
 // Returns the first set that is present, after comparing it with the others.
@@ -172,7 +179,7 @@ std::optional<Found> choose(const EnvironmentVariables& variables) {
   std::optional<Found> chosen;
   for (const Names& names : launchers()) {
     const std::optional<Found> found = find_launcher(variables, names);
-    if (!found.has_value()) continue;
+    if (!found.has_value() || repeats_slurm(variables, *found)) continue;
     if (!chosen.has_value()) {
       chosen = found;
       if (names.launcher == "TESSERA_*") break;
@@ -279,7 +286,8 @@ std::string mpi_launcher(const EnvironmentVariables& variables, const Found& cho
     if (!found.has_value() || is_around_torchrun(variables, *found, chosen)) continue;
     if (found->rank == chosen.rank && found->size == chosen.size) return names.launcher;
   }
-  const std::optional<Found> slurm = chosen.launcher == "torchrun" ? find_slurm(variables) : std::nullopt;
+  const std::optional<Found> slurm =
+      chosen.launcher == "torchrun" ? find_launcher(variables, names_of("Slurm")) : std::nullopt;
   if (slurm.has_value() && is_around_torchrun(variables, *slurm, chosen)) return "";
   // srun --mpi=pmix sets only the rank.
   return value_or_empty(variables, "PMIX_RANK") == std::to_string(*chosen.rank) ? "PMIx" : "";

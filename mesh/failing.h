@@ -1,7 +1,9 @@
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 
+#include "tessera/mesh/failure.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -10,6 +12,17 @@ namespace tessera {
 [[noreturn]] inline void rethrow_failing(World& world, const char* where) {
   world.guard(where, [] { throw; });  // rethrows the current exception inside guard
   throw;
+}
+
+// Throws the exception that is being handled on. Where it says what this rank or its host lacks, such as memory
+// (is_own_error), it fails the job first.
+[[noreturn]] inline void rethrow_failing_if_own(World& world, const char* where) {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    if (is_own_error(error)) rethrow_failing(world, where);
+    throw;
+  }
 }
 
 // Returns what `body` returns. An exception in it, such as a lack of memory or an error of a user's code, may be one of

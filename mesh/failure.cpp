@@ -27,6 +27,7 @@ namespace tessera {
 namespace {
 
 constexpr const char* kSizeKey = "tessera/size";
+constexpr const char* kSettingsKey = "tessera/settings";
 // A store that does not answer within this time is taken as gone, for this call.
 constexpr auto kStoreAnswers = std::chrono::milliseconds(1000);
 constexpr auto kLook = std::chrono::milliseconds(20);
@@ -121,14 +122,17 @@ FailureBoard::FailureBoard(Options options)
   if (store_) join();
 }
 
-// Claims this rank's place. Two jobs that use one store by mistake are found here: they have a rank in common, or
-// different sizes. Other ranks of both may have places that do not clash, and would make one job of the two.
+// Claims this rank's place, and compares settings. Two jobs that use one store by mistake are found here: they have a
+// rank in common, or different sizes. Other ranks of both may have places that do not clash, and would make one job of
+// the two.
 void FailureBoard::join() {
   const std::string mine = describe_this_process(), size = std::to_string(options_.size);
-  const auto claim = [store = options_.store, key = process_key(options_.rank), mine, size] {
-    return std::make_pair(store->compareSet(key, "", mine), store->compareSet(kSizeKey, "", size));
+  const auto claim = [store = options_.store, key = process_key(options_.rank), mine, size,
+                      settings = options_.settings] {
+    return std::make_tuple(store->compareSet(key, "", mine), store->compareSet(kSizeKey, "", size),
+                           settings.empty() ? settings : store->compareSet(kSettingsKey, "", settings));
   };
-  const auto [there, agreed] = [&] {
+  const auto [there, agreed, settings] = [&] {
     try {
       return never_blocks(*store_) ? claim() : within(options_.timeout, "joining the other ranks in the store", claim);
     } catch (const std::exception& error) {
@@ -139,7 +143,15 @@ void FailureBoard::join() {
       throw;
     }
   }();
-  if (there == mine && agreed == size) return;
+  if (there == mine && agreed == size && settings == options_.settings) return;
+  if (there == mine && agreed == size) {
+    const std::string text = fmt::format(
+        "rank {} has other settings than the ranks before it: {} here, {} there; give every rank the same "
+        "WorldOptions, or TESSERA_BACKEND, TESSERA_CUDA_BACKEND and TESSERA_CHECKED",
+        options_.rank, options_.settings, settings);
+    publish_joining(text);
+    throw std::runtime_error(text);
+  }
   const std::string what = there != mine
                                ? fmt::format("rank {} of this store has been taken by {}, and {} came as this rank too",
                                              options_.rank, named_process(there), named_process(mine))

@@ -77,14 +77,16 @@ class FailureBoard {
     c10::intrusive_ptr<c10d::Store> store;  // null in a world of one rank
     int64_t rank = 0;
     int64_t size = 1;
+    std::string settings;  // options that all ranks must have alike, as text for people
     std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of the constructor, for a store that is slow
     // For a rank that ended before it had joined, the launcher's file `lost_file`.RANK says how it ended. May be empty.
     std::string lost_file;
     bool rank_0_serves_store = false;  // a TCPStore in rank 0's process
   };
   // Writes this process's host, id and start time to the store, from which other ranks on the same host can see that it
-  // has ended. When another process has joined as this rank, or the ranks of another world, std::runtime_error is
-  // thrown; it is published as the job's failure too, unless the ranks that are there joined longer ago than `timeout`.
+  // has ended. When another process has joined as this rank, or the ranks of another world, or ranks with other
+  // settings, std::runtime_error is thrown; it is published as the job's failure too, unless the ranks that are there
+  // joined longer ago than `timeout`.
   explicit FailureBoard(Options options);
 
   bool failed() const noexcept { return failed_.load(); }

@@ -37,6 +37,8 @@ class FolderStore : public c10d::Store {
   FolderStore(std::string path, std::chrono::milliseconds timeout, std::function<bool(const std::string&)> is_vital);
   ~FolderStore() override;
 
+  const std::string& path() const { return folder_.path(); }
+
   using Store::compareSet;
   using Store::set;
 

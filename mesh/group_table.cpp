@@ -140,6 +140,7 @@ c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ra
     const std::lock_guard lock(mutex_);
     const auto found = groups_.find(key);
     if (found != groups_.end()) return found->second.backend;
+    longest_limit_ = std::max(longest_limit_, options.timeout.value_or(longest_limit_));
   }
   // The watch starts before the group is made, so that a failure during that is seen.
   start_watch(ranks);
@@ -303,11 +304,10 @@ bool GroupTable::close_all() noexcept {
 std::optional<Failure> GroupTable::find_late_call() const {
   const std::chrono::milliseconds busy = options_.busy_for();
   if (busy <= options_.timeout + kBackendIsLater) return std::nullopt;
-  std::chrono::milliseconds limit = options_.timeout;
-  {
+  const std::chrono::milliseconds limit = [this] {
     const std::lock_guard lock(mutex_);
-    for (const auto& [key, group] : groups_) limit = std::max(limit, key.options.timeout.value_or(limit));
-  }
+    return std::max(options_.timeout, longest_limit_);
+  }();
   if (busy <= limit + kBackendIsLater) return std::nullopt;
   const std::string op = options_.busy_in();
   return Failure{.kind = Failure::Kind::kTimeout,

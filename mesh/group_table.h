@@ -118,8 +118,9 @@ class GroupTable {
 
   const Options options_;
   std::atomic<bool> is_late_{false};  // a group did not end within its limit
-  mutable std::mutex mutex_;          // guards groups_; never held while a group is made
+  mutable std::mutex mutex_;          // guards what follows; never held while a group is made
   std::map<Key, BackendGroup> groups_;
+  std::chrono::milliseconds longest_limit_{0};      // of the groups with a limit of their own, also while they are made
   std::atomic<bool> some_abort_themselves_{false};  // whether a group has had BackendGroup::aborted
   std::jthread watcher_;
   bool ended_ = false;

@@ -32,4 +32,9 @@ void refuse_alone(const DeviceMesh& mesh, const char* who, const std::string& wh
   throw std::invalid_argument(fmt::format("{}: {}", who, why));
 }
 
+void refuse_value(const DeviceMesh& mesh, const char* who, const std::string& why) {
+  if (mesh.size() < mesh.world().size()) refuse_alone(mesh, who, why);
+  throw std::invalid_argument(fmt::format("{}: {}", who, why));
+}
+
 }  // namespace tessera

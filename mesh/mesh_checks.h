@@ -23,4 +23,8 @@ void check_device(const at::Tensor& tensor, const DeviceMesh& mesh, const char* 
 // no rank waits for this one, and throws std::invalid_argument.
 [[noreturn]] void refuse_alone(const DeviceMesh& mesh, const char* who, const std::string& why);
 
+// Reports a wrong value, such as an index, that every rank of the mesh sees: throws std::invalid_argument. Where the
+// world has more ranks, whose values may be right and which would wait for these, it fails the job first.
+[[noreturn]] void refuse_value(const DeviceMesh& mesh, const char* who, const std::string& why);
+
 }  // namespace tessera

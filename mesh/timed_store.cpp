@@ -131,6 +131,11 @@ const c10d::Store& innermost_store(const c10d::Store& store) {
   return innermost_store(*const_cast<c10d::PrefixStore*>(prefixed)->getUnderlyingNonPrefixStore());
 }
 
+std::string place_of(const c10d::Store& store) {
+  const auto* const folder = dynamic_cast<const FolderStore*>(&innermost_store(store));
+  return folder == nullptr ? "" : " in the folder " + folder->path();
+}
+
 bool never_blocks(const c10d::Store& store) {
   const c10d::Store& innermost = innermost_store(store);
   return dynamic_cast<const FolderStore*>(&innermost) != nullptr ||

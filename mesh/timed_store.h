@@ -22,6 +22,8 @@ bool check_by(c10d::Store& store, const std::vector<std::string>& keys, std::chr
 
 // Returns the store below all c10d::PrefixStores and signatures (mesh/signed_store.h).
 const c10d::Store& innermost_store(const c10d::Store& store);
+// Returns " in the folder PATH" where the innermost store is a FolderStore, else "".
+std::string place_of(const c10d::Store& store);
 // Says whether no call of `store` but get() and wait() waits for anything: a FolderStore, or a HashStore.
 bool never_blocks(const c10d::Store& store);
 

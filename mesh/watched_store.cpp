@@ -88,10 +88,14 @@ void WatchedStore::wait(const std::vector<std::string>& keys, const std::chrono:
     return false;
   });
   if (came) return;
+  const std::string place = place_of(*base_);
   throw std::runtime_error(
-      fmt::format("timed out after {} ms waiting for the other ranks to join (keys {}); start "
-                  "every rank, or raise TESSERA_TIMEOUT",
-                  timeout.count(), fmt::join(keys, ", ")));
+      fmt::format("timed out after {} ms waiting for the other ranks to join{} (keys {}); start every rank, or raise "
+                  "TESSERA_TIMEOUT{}",
+                  timeout.count(), place, fmt::join(keys, ", "),
+                  place.empty() ? ""
+                                : "; ranks on several hosts, or with different /tmp, need a TESSERA_STORE that all of "
+                                  "them see, or LOCAL_WORLD_SIZE and a MASTER_ADDR that all of them reach"));
 }
 
 }  // namespace

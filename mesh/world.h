@@ -81,23 +81,25 @@ struct WorldOptions {
 //
 // Invariants:
 //   - A group is made at its first use, by its members only.
-//   - One thread at a time communicates (Exclusive); a second one gets an error.
+//   - One thread at a time communicates (Exclusive); a second one gets an error, which fails the job.
 //   - A world that has failed stays failed: every later collective throws the failure.
 class World : public std::enable_shared_from_this<World> {
  public:
   // Returns the world that the environment describes: explicit TESSERA_* variables, torchrun, Open MPI, MPICH or Slurm;
   // a process that none of these started is a world of one rank. There is one per process: later calls return the same
-  // World while anyone holds it. CPU tensors use the backend named by TESSERA_BACKEND. If it is not set, they use MPI
-  // where the mpirun of this build's MPI has started the process, else Gloo. CUDA tensors use NCCL, or Gloo where
-  // TESSERA_CUDA_BACKEND=gloo, which several processes on one GPU need.
-  // Throws std::invalid_argument when sets of variables disagree, listing the variables seen, and when they ask for a
-  // backend that this build does not have.
+  // World while anyone holds it. When nobody does, it ends, and a later call begins a new one, which every rank must do
+  // alike: hold the World or a mesh as long as the program communicates, since tensors and caches may hold it too. CPU
+  // tensors use the backend named by TESSERA_BACKEND. If it is not set, they use MPI where the mpirun of this build's
+  // MPI has started the process, else Gloo. CUDA tensors use NCCL, or Gloo where TESSERA_CUDA_BACKEND=gloo, which
+  // several processes on one GPU need. Throws std::invalid_argument when sets of variables disagree, listing the
+  // variables seen, and when they ask for a backend that this build does not have.
   static std::shared_ptr<World> from_environment();
   // Makes a world from explicit options. Its keys in the store begin with "tessera/", so two worlds need two stores, or
   // two c10d::PrefixStores. Over MPI this call is collective: all ranks of the world start MPI together. Throws
   // std::invalid_argument on a rank outside [0, size), a local rank or local size that does not fit, a missing store,
   // and a timeout that is not positive; std::runtime_error when another process has joined as the same rank, when the
-  // ranks that have joined are of a world of another size, and when MPI does not start.
+  // ranks that have joined are of a world of another size or with other settings (backends, checked), and when
+  // MPI does not start.
   static std::shared_ptr<World> create(WorldOptions options);
   // Makes a world of any size in one process, whose collectives move nothing: for making plans and for tests that count
   // collectives.
@@ -172,7 +174,7 @@ class World : public std::enable_shared_from_this<World> {
   void guard(const std::string& where, const std::function<void()>& callback);
 
   // ---- observers ------------------------------------------------------------------------------------------------
-  // Calls `sink` for every collective until the returned token is destroyed.
+  // Calls `sink` for every collective until the returned token is destroyed. An exception in it fails the job.
   using Sink = std::function<void(const CollectiveRecord&)>;
   std::shared_ptr<void> observe(Sink sink);
   void record(const CollectiveRecord& record);
@@ -205,8 +207,8 @@ class World : public std::enable_shared_from_this<World> {
   const char* current_op() const;
   const std::string& current_path() const;
 
-  // An Exclusive is held around one collective. Its constructor throws std::runtime_error when another thread holds
-  // one.
+  // An Exclusive is held around one collective. Its constructor fails the job and throws std::runtime_error when
+  // another thread holds one.
   struct Exclusive {
     explicit Exclusive(World& world);
     ~Exclusive();

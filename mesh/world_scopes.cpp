@@ -50,10 +50,14 @@ World::Exclusive::Exclusive(World& world) : world_(world) {
   std::thread::id nobody{};
   if (world_.impl_->owner.load(std::memory_order_relaxed) != me &&
       !world_.impl_->owner.compare_exchange_strong(nobody, me)) {
-    throw std::runtime_error(fmt::format(
-        "rank {}: two threads communicate at once, one of them in {}; all ranks must issue collectives in the same "
-        "order, so communicate from one thread, or give each thread a world of its own",
-        world_.rank(), *world_.impl_->owner_op.load() == '\0' ? "a collective" : world_.impl_->owner_op.load()));
+    const char* const op = world_.impl_->owner_op.load();
+    const std::string text = fmt::format(
+        "two threads communicate at once, one of them in {}; all ranks must issue collectives in the same order, so "
+        "communicate from one thread, or give each thread a world of its own",
+        *op == '\0' ? "a collective" : op);
+    const char* const here = world_.current_op();
+    world_.fail(*here == '\0' ? "a collective" : here, text);
+    throw std::runtime_error(fmt::format("rank {}: {}", world_.rank(), text));
   }
   world_.impl_->progress = std::chrono::steady_clock::now();
   if (world_.impl_->depth++ == 0) world_.impl_->owner_op = world_.current_op();

@@ -6,9 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <numeric>
-#include <optional>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -125,6 +123,11 @@ WorldOptions::~WorldOptions() = default;
 uint64_t next_world_id() {
   static std::atomic<uint64_t> last{0};
   return ++last;
+}
+
+std::string settings_of(const WorldOptions& options) {
+  return fmt::format("{} for CPU tensors, {} for CUDA tensors, collectives {}", to_string(options.cpu_backend),
+                     options.gloo_for_cuda ? "Gloo" : "NCCL", options.checked ? "checked" : "not checked");
 }
 
 World::World(WorldOptions options)

@@ -27,6 +27,8 @@
 namespace tessera {
 
 uint64_t next_world_id();
+// Returns the options by which ranks would send different things if they differed.
+std::string settings_of(const WorldOptions& options);
 
 struct World::Impl {
   // The watch calls `on_failure` when it has found that the job has failed.
@@ -38,6 +40,7 @@ struct World::Impl {
             FailureBoard::Options{.store = has_peers() ? options.store : nullptr,
                                   .rank = options.rank,
                                   .size = options.size,
+                                  .settings = settings_of(options),
                                   .timeout = options.timeout,
                                   .lost_file = options.lost_file,
                                   .rank_0_serves_store = has_peers() && rank_0_serves_store(options)})),

@@ -51,11 +51,12 @@ class Decider {
       if (!call_.writes(entry)) continue;
       if (!entry.tensor->defined()) continue;
       if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor)) {
-        throw std::invalid_argument(
-            fmt::format("{}: a plain tensor [{}] would be written with the value of a DTensor, {}; call full_tensor or "
-                        "to_local on the DTensor first{}",
-                        traits.name, fmt::join(entry.tensor->sizes(), ", "), to_string(first_spec_),
-                        old_state_hint(call_, *entry.tensor)));
+        throw std::invalid_argument(fmt::format(
+            "{}: a plain tensor [{}] would be written with the value of a DTensor, {}; make it a DTensor, by "
+            "zeros_like or new_zeros of one, tessera::zeros or distribute_tensor, or write full_tensor of "
+            "the value{}",
+            traits.name, fmt::join(entry.tensor->sizes(), ", "), to_string(first_spec_),
+            old_state_hint(call_, *entry.tensor)));
       }
       if (traits.random && entry.spec->partial) {
         throw std::invalid_argument(fmt::format(

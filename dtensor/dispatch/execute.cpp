@@ -13,10 +13,12 @@
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/core/wrapper.h"
+#include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/random/draw_guard.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/failing.h"
 
 namespace tessera::dispatch {
 namespace {
@@ -379,13 +381,23 @@ class Execution {
   std::optional<bool> inference_;  // whether the viewed tensor is an inference tensor; nullopt if the call is no view
 };
 
+// Says whether the call is a view of a parameter that is cut to save memory, whose communication Strict allows.
+bool views_gathered(const Call& call) {
+  const at::Tensor& first = *call.tensors[0].tensor;
+  return call.traits.view && detail::is_dtensor(first) && is_gathered(detail::meta(first));
+}
+
 }  // namespace
 
 void execute(const Call& call, const Decision& decision) {
-  if (decision.communicates) {
+  if (decision.communicates && !views_gathered(call)) {
     detail::implicit_communication(call.traits.name, [&] { return moves_of(call, decision); });
   }
-  Execution(call, decision).run();
+  try {
+    Execution(call, decision).run();
+  } catch (...) {
+    rethrow_failing_if_own(decision.first_spec->mesh.world(), call.traits.name.c_str());
+  }
 }
 
 }  // namespace tessera::dispatch

@@ -53,8 +53,13 @@ class Key {
   template <class List>
   void booleans(const List& list) {
     put(kBools);
-    uint64_t bits = 1;
-    for (const bool b : list) bits = (bits << 1) | (b ? 1U : 0U);
+    uint64_t bits = 1;  // above the booleans, so that their number is in the word
+    for (const bool b : list) {
+      bits = (bits << 1) | (b ? 1U : 0U);
+      if (bits >> 63 == 0) continue;
+      put(bits);
+      bits = 1;
+    }
     put(bits);
   }
   // Appends a number's type, which takes part in type promotion, and not its value (OpTraits::number_arg).

@@ -83,6 +83,8 @@
 #include <ATen/ops/zero_ops.h>
 #include <ATen/ops/zeros_like_ops.h>
 
+#include "tessera/mesh/failing.h"
+
 namespace tessera::dispatch {
 namespace {
 
@@ -135,6 +137,11 @@ Table make_table() {
 }
 
 }  // namespace
+
+void rethrow_on_pieces(bool ranks_differ, World& world, const std::string& name) {
+  if (ranks_differ) rethrow_failing(world, name.c_str());
+  rethrow_failing_if_own(world, name.c_str());
+}
 
 std::optional<c10::KernelFunction> unboxed_kernel(const c10::OperatorHandle& op) {
   static const Table table = make_table();

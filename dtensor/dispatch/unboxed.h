@@ -285,15 +285,17 @@ inline void inherit_contract(const at::Tensor& from, const at::Tensor& to, const
 template <class T>
 void inherit_contract(const T& /*not a tensor*/, const at::Tensor& /*to*/, const OpTraits& /*traits*/) {}
 
-// Calls the operator on the pieces, below autograd; an error that this rank alone may see fails the World.
+// Throws an operator's exception on; one that this rank alone may see fails the World first.
+[[noreturn]] void rethrow_on_pieces(bool ranks_differ, World& world, const std::string& name);
+
+// Calls the operator on the pieces, below autograd.
 template <class Call>
 void on_pieces(bool ranks_differ, World& world, const std::string& name, const Call& call) {
   const BelowAutograd below;
   try {
     call();
   } catch (...) {
-    if (!ranks_differ) throw;
-    world.guard(name, [] { throw; });  // rethrows the current exception inside guard, which fails the World
+    rethrow_on_pieces(ranks_differ, world, name);
   }
 }
 

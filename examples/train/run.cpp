@@ -1,14 +1,10 @@
 #include "tessera/examples/train/run.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <numbers>
-#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -158,8 +154,9 @@ void Run::start() {
             training_.emplace(corpus_.training, options_.sequence);
             held_out_.emplace(corpus_.held_out, options_.sequence);
           },
-          [&] { return fmt::format("{} {}", corpus_.hash, first_step_); },
-          "the ranks read different data or checkpoints; all of them need the same folders");
+          [&] { return fmt::format("{} {} {}", corpus_.hash, first_step_, compute_dtype(options_)); },
+          "the ranks read different data or checkpoints, or compute in different dtypes; all of them need the same "
+          "folders, and where their hosts' CPUs differ a --dtype");
   say(summary_of(corpus_));
   say(fmt::format("data's hash: {}", corpus_.hash));
   batches_.emplace(training_->size(), options_.batch, static_cast<uint64_t>(options_.seed));

@@ -81,9 +81,14 @@ int64_t check_counts(const CollectiveCall& call, const std::vector<int64_t>& cou
       std::ranges::none_of(counts, [](int64_t n) { return n < 0; })) {
     return std::accumulate(counts.begin(), counts.end(), int64_t{0});
   }
-  throw std::invalid_argument(
-      fmt::format("{}: counts [{}] for {} ranks on mesh dimension {}; give each one of at least 0", call.kind,
-                  fmt::join(counts, ", "), call.n(), call.mesh.mesh_dim_name(call.mesh_dim)));
+  refuse_piece(call, fmt::format("counts [{}] for {} ranks on mesh dimension {}; give each one of at least 0",
+                                 fmt::join(counts, ", "), call.n(), call.mesh.mesh_dim_name(call.mesh_dim)));
+}
+
+void refuse_piece(const CollectiveCall& call, const std::string& why) {
+  const std::string text = fmt::format("{}: {}", call.kind, why);
+  if (call.n() > 1) call.mesh.world().fail(call.kind, text);
+  throw std::invalid_argument(text);
 }
 
 void check_scattered(const CollectiveCall& call, const at::Tensor& input, const at::Tensor& like) {

@@ -43,6 +43,9 @@ void check_rows(const CollectiveCall& call, const at::Tensor& input);
 void check_source(const CollectiveCall& call, int64_t source);
 // Returns the sum of the counts, one per rank, each at least 0.
 int64_t check_counts(const CollectiveCall& call, const std::vector<int64_t>& counts);
+// Refuses this rank's input or counts, which may be wrong on it alone: fails the job, unless the rank is alone there,
+// and throws std::invalid_argument, "KIND: WHY".
+[[noreturn]] void refuse_piece(const CollectiveCall& call, const std::string& why);
 // Only the source sees a wrong input, and the other ranks would wait for it, so this check fails the job.
 void check_scattered(const CollectiveCall& call, const at::Tensor& input, const at::Tensor& like);
 

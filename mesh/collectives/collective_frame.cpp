@@ -145,7 +145,7 @@ PendingCollective start_call(const CollectiveCall& call, int64_t bytes, const In
   const World::Exclusive exclusive(world);
   const detail::NotDeferred own_tensors;
   world.check_alive();
-  const uint64_t record = report(call, bytes);
+  const uint64_t record = failing(call, world.current_op(), [&] { return report(call, bytes); });
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   check(call, intent);
   PendingCollective::Work work{.call = call,

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <stdexcept>
-#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -64,11 +62,12 @@ PendingCollective start_exchange(const char* kind, const at::Tensor& input, cons
   if (static_cast<int64_t>(send.size()) != call.n() || static_cast<int64_t>(receive.size()) != call.n() ||
       std::any_of(send.begin(), send.end(), bad) || std::any_of(receive.begin(), receive.end(), bad) ||
       input.dim() != 1 || input.numel() != sent || (call.n() == 1 && sent != received)) {
-    throw std::invalid_argument(
-        fmt::format("{}: input of shape ({}), send counts [{}] and receive counts [{}] do not fit {} ranks on mesh "
-                    "dimension {}; give one count per rank, and a 1-D input whose size is the sum of the send counts",
-                    kind, fmt::join(input.sizes(), ", "), fmt::join(send, ", "), fmt::join(receive, ", "), call.n(),
-                    mesh.mesh_dim_name(call.mesh_dim)));
+    refuse_piece(
+        call, fmt::format("input of shape ({}), send counts [{}] and receive counts [{}] do not fit {} ranks on mesh "
+                          "dimension {}; give one count per rank, and a 1-D input whose size is the sum of the send "
+                          "counts",
+                          fmt::join(input.sizes(), ", "), fmt::join(send, ", "), fmt::join(receive, ", "), call.n(),
+                          mesh.mesh_dim_name(call.mesh_dim)));
   }
   if (call.n() == 1) return PendingCollective(row_major(input));
   return start_call(call, bytes_of(input), {.tensor = &input, .send = &send, .receive = &receive},
@@ -86,9 +85,8 @@ PendingCollective start_all_gather(const at::Tensor& input, const Counts& counts
   const int64_t sum = check_counts(call, counts);
   const int64_t mine = counts[call.here()];
   if (input.dim() != 1 || input.numel() != mine) {
-    throw std::invalid_argument(
-        fmt::format("all_gather: input of shape ({}) where counts [{}] give this rank {}; pass it flat",
-                    fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), mine));
+    refuse_piece(call, fmt::format("input of shape ({}) where counts [{}] give this rank {}; pass it flat",
+                                   fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), mine));
   }
   if (call.n() == 1 || sum == 0) return PendingCollective(row_major(input));
   return start_call(call, bytes_of(input), {.tensor = &input, .counts = &counts},
@@ -119,9 +117,8 @@ PendingCollective start_reduce_scatter(const at::Tensor& input, const Counts& co
   reduced_as(input.scalar_type(), op, call.kind);  // or throws, on every rank
   const int64_t sum = check_counts(call, counts);
   if (input.dim() != 1 || input.numel() != sum) {
-    throw std::invalid_argument(
-        fmt::format("reduce_scatter: input of shape ({}) where counts [{}] add up to {}; pass it flat",
-                    fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), sum));
+    refuse_piece(call, fmt::format("input of shape ({}) where counts [{}] add up to {}; pass it flat",
+                                   fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), sum));
   }
   if (call.n() == 1 || sum == 0) return PendingCollective(row_major(input));
   const Intent intent{.tensor = &input, .op = op, .counts = same(counts, counts[0]) ? nullptr : &counts};

@@ -25,7 +25,8 @@ namespace tessera {
 // On the CPU, reduce_scatter reduces in the order of coordinates.
 //
 // Throws std::invalid_argument on arguments (before communicating), std::runtime_error when the group fails (see World)
-// or another thread of this rank is in a collective. A rank outside the mesh must not call them.
+// or another thread of this rank is in a collective. Counts and a piece that do not fit, which may be so on this rank
+// alone, fail the job too; so does a second thread. A rank outside the mesh must not call them.
 
 // [*] -> [n, *]: row i is the tensor of coordinate i. Shapes must be equal on every rank.
 at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim);

@@ -2,7 +2,6 @@
 
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
@@ -181,12 +180,13 @@ Problem checked(const at::Tensor& logits, const at::Tensor& target, const Device
   Problem p = problem_of(logits, mesh, options);
   // If each rank took the number of classes from its own, this may be wrong on this rank alone.
   const auto refuse_count = [&](const std::string& why) {
-    if (options.classes) refuse(why);
     refuse_alone(mesh, kName, why + "; uneven classes need options.classes");
   };
   if (options.weight.defined() && (options.weight.dim() != 1 || options.weight.size(0) != p.classes)) {
-    refuse_count(fmt::format("weight [{}] for {} classes; it has one number per class",
-                             fmt::join(options.weight.sizes(), ", "), p.classes));
+    const std::string why = fmt::format("weight [{}] for {} classes; it has one number per class",
+                                        fmt::join(options.weight.sizes(), ", "), p.classes);
+    if (options.classes) refuse(why);
+    refuse_count(why);
   }
   const double a = options.label_smoothing;
   if (!(a >= 0 && a <= 1)) refuse(fmt::format("label_smoothing {} is outside [0, 1]", a));
@@ -208,8 +208,11 @@ Problem checked(const at::Tensor& logits, const at::Tensor& target, const Device
     return p;
   }
   if (target.numel() > 0 && outside.any().item<bool>()) {
-    refuse_count(fmt::format("target {} is out of bounds: there are {} classes, and ignore_index is {}",
-                             target.masked_select(outside)[0].item<int64_t>(), p.classes, options.ignore_index));
+    const std::string why =
+        fmt::format("target {} is out of bounds: there are {} classes, and ignore_index is {}",
+                    target.masked_select(outside)[0].item<int64_t>(), p.classes, options.ignore_index);
+    if (options.classes) refuse_value(mesh, kName, why);
+    refuse_count(why);
   }
   return p;
 }

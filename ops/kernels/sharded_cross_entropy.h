@@ -47,8 +47,8 @@ struct CrossEntropyOptions {
 // ignore_index, a smoothing outside [0, 1], undefined tensors, DTensors, tensors on another device than the mesh's, and
 // a mesh of several dimensions or without this rank. Logits that do not fit the target or are no piece of the classes
 // may be wrong on this rank alone, so they fail the job. Without `classes`, so do a target that is no class and a
-// weight of the wrong size. Source: Shoeybi et al., Megatron-LM (2019), section 3;
-// torch::nn::functional::cross_entropy.
+// weight of the wrong size; a target does so too where the world has more ranks than the mesh. Source: Shoeybi et al.,
+// Megatron-LM (2019), section 3; torch::nn::functional::cross_entropy.
 at::Tensor sharded_cross_entropy(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
                                  const CrossEntropyOptions& options = {});
 

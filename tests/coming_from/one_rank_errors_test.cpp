@@ -127,3 +127,35 @@ TEST_CASE("one_rank_errors") {
     if (n > 1) check_every_rank(errors_of(n, gather), text);
   }
 }
+
+TEST_CASE("a bad id or target of one replica ends the others, which other slices of the mesh have") {
+  const auto check = [](const std::function<void(int64_t value, const DeviceMesh& tp)>& call, const std::string& text) {
+    for (const int64_t size : {2, 4}) {
+      const Errors errors = errors_of(size, [&](const DeviceMesh& all) {
+        const DeviceMesh mesh = init_device_mesh("cpu", {2, size / 2}, {"dp", "tp"}, all.world_ptr());
+        try {
+          call(mesh.local_rank("dp") == 0 ? 99 : 1, mesh["tp"]);
+        } catch (const std::invalid_argument&) {
+          return;  // the replica leaves this batch out
+        }
+        reduce_from_region(at::ones({2}, at::kDouble), mesh["dp"]);
+      });
+      for (int64_t rank = size / 2; rank < size; ++rank) {
+        CAPTURE(errors[static_cast<std::size_t>(rank)]);
+        CHECK(errors[static_cast<std::size_t>(rank)].find(text) != std::string::npos);
+      }
+    }
+  };
+  check(
+      [](int64_t value, const DeviceMesh& tp) {
+        const ShardedEmbeddingOptions options = {.num_embeddings = 4 * tp.size()};
+        sharded_embedding(at::full({3}, value, at::kLong), at::ones({4, 2}, at::kDouble), tp, options);
+      },
+      "id 99 is outside the table");
+  check(
+      [](int64_t value, const DeviceMesh& tp) {
+        const CrossEntropyOptions options = {.classes = 4 * tp.size()};
+        sharded_cross_entropy(at::ones({3, 4}, at::kDouble), at::full({3}, value, at::kLong), tp, options);
+      },
+      "target 99 is out of bounds");
+}

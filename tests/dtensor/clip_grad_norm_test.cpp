@@ -3,7 +3,9 @@
 #include "tessera/dtensor/clip_grad_norm.h"
 
 #include <cmath>
+#include <functional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,12 +14,14 @@
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/loss_scaler.h"
 #include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
 #include "tessera/tests/dtensor/gradients.h"
+#include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -289,6 +293,89 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_: stages of a pipeline, of which each ra
     }
     mine.check_gradients();
   }
+}
+
+TESSERA_RANKS_TEST_CASE("clip_grad_norm_: a parameter that has a gradient on some ranks only counts where it has one",
+                        {1, 2, 3, 4}) {
+  for (const DeviceMesh& mesh : {line(world()->size()), grid()}) {
+    for (const bool on_device : {false, true}) {
+      Parameters all;
+      // An expert to which no token of the last rank went. It is the only parameter that is cut.
+      all.add(numbers({9, 2}, 0.1), &mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Shard(0)));
+      all.add(numbers({4}, 0.2), &mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Replicate()));
+      const at::Tensor piece = to_local(all.ours[0].grad()).clone();
+      const bool last = world()->rank() == world()->size() - 1;
+      if (last) all.ours[0].mutable_grad() = at::Tensor();
+      at::Tensor squares = last ? torch::zeros({}, piece.options()) : piece.square().sum();
+      for (int64_t dim = 0; dim < mesh.ndim(); ++dim) squares = all_reduce(squares, mesh, dim, ReduceOp::kSum);
+      const double want = std::sqrt(squares.item<double>() + all.plain[1].grad().square().sum().item<double>());
+      const CommCounter counter(mesh);
+      const double got =
+          on_device ? clip_grad_norm_on_device_(all.ours, 0.5).item<double>() : clip_grad_norm_(all.ours, 0.5);
+      int64_t dims = 0;
+      for (int64_t dim = 0; dim < mesh.ndim(); ++dim) dims += mesh.size(dim) > 1 ? 1 : 0;
+      CHECK(counter.total() == dims);
+      check_norm(got, want);
+      if (!last) CHECK(torch::allclose(to_local(all.ours[0].grad()), piece * (0.5 / (want + 1e-6)), 1e-12, 1e-12));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("clip_grad_norm_ and LossScaler scale gradients once that are views of one tensor", {1, 2, 3}) {
+  const DeviceMesh mesh = line(world()->size());
+  const at::Tensor factor = numbers({1, 4, 6}, 0.7);
+  for (const bool plain : {false, true}) {
+    const auto leaf_of = [&](double seed) {
+      const at::Tensor values = numbers({4, 6}, seed);
+      return (plain ? values : distribute_tensor(values, mesh, {Shard(0)}, kNoSource)).detach().requires_grad_();
+    };
+    // Two embeddings of positions, added to a batch of one.
+    const at::Tensor a = leaf_of(0.1), b = leaf_of(0.2);
+    const auto backward = [&] {
+      a.mutable_grad() = at::Tensor();
+      b.mutable_grad() = at::Tensor();
+      const at::Tensor x = plain ? factor : distribute_tensor(factor, mesh, {Shard(1)}, kNoSource);
+      ((a.unsqueeze(0) + b.unsqueeze(0)) * x).sum().backward();
+    };
+    const auto check = [&](double scale) {
+      for (const at::Tensor& each : {a, b}) {
+        const at::Tensor whole = plain ? each.grad() : full_tensor(each.grad());
+        CHECK(torch::allclose(whole, factor[0] * scale, 1e-12, 1e-12));
+      }
+    };
+    backward();
+    check(1);
+    const double norm = std::sqrt(2 * factor.square().sum().item<double>());
+    CHECK(clip_grad_norm_({a, b}, 0.5) == doctest::Approx(norm));
+    check(0.5 / (norm + 1e-6));
+    backward();
+    torch::optim::SGD optimizer(std::vector<at::Tensor>{a, b}, 0.1);
+    LossScaler({.initial_scale = 1024}).unscale_(optimizer);
+    check(1.0 / 1024);
+  }
+}
+
+TEST_CASE("clip_grad_norm_ and LossScaler: what one stage refuses ends the others") {
+  const auto refusals = [](const std::function<void(const at::Tensor& parameter, const DeviceMesh& stages)>& call) {
+    return thrown([&](const DeviceMesh& stages, bool odd) {
+      at::Tensor parameter = torch::zeros({3, 2}).requires_grad_();
+      parameter.mutable_grad() = odd ? torch::eye(3).narrow(1, 0, 2).to_sparse() : torch::ones({3, 2});
+      call(parameter, stages);
+    });
+  };
+  const auto check = [](const std::vector<std::string>& texts, const std::string& where) {
+    CHECK(texts[1].find("is sparse; make it dense") != std::string::npos);
+    CHECK(texts[0].find("rank 1 failed in " + where) != std::string::npos);
+  };
+  check(refusals([](const at::Tensor& p, const DeviceMesh& stages) { clip_grad_norm_(p, 1, 2, false, stages); }),
+        "clip_grad_norm_");
+  check(refusals([](const at::Tensor& p, const DeviceMesh& stages) { clip_grad_norm_on_device_({p}, 1, 2, stages); }),
+        "clip_grad_norm_");
+  check(refusals([](const at::Tensor& p, const DeviceMesh& stages) {
+          torch::optim::SGD optimizer(std::vector<at::Tensor>{p}, 0.1);
+          LossScaler({.stages = stages}).unscale_(optimizer);
+        }),
+        "LossScaler");
 }
 
 TESSERA_RANKS_TEST_CASE("max_over_meshes: every rank gets the largest value, however meshes overlap", {1, 2, 3, 4}) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
@@ -72,6 +73,36 @@ class Failing final : public Reduction {
   const Method fails_;
 };
 
+// Gives memory as the allocator that was there before does, but none to a thread that has an OutOfMemory.
+class ScarceAllocator final : public c10::Allocator {
+ public:
+  static ScarceAllocator& instance() {
+    static ScarceAllocator* const made = new ScarceAllocator();  // tensors may outlive static destruction
+    return *made;
+  }
+  c10::DataPtr allocate(std::size_t bytes) override {
+    TORCH_CHECK(!refuses, "DefaultCPUAllocator: can't allocate memory: Error code 12 (Cannot allocate memory)");
+    return before_->allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return before_->raw_deleter(); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { before_->copy_data(to, from, bytes); }
+
+  static inline thread_local bool refuses = false;
+
+ private:
+  ScarceAllocator() { c10::SetAllocator(c10::kCPU, this, /*priority=*/255); }
+  c10::Allocator* const before_ = c10::GetAllocator(c10::kCPU);
+};
+
+// While it lives, this thread gets no memory, if `here`.
+class OutOfMemory {
+ public:
+  explicit OutOfMemory(bool here) { ScarceAllocator::refuses = here; }
+  ~OutOfMemory() { ScarceAllocator::refuses = false; }
+  OutOfMemory(const OutOfMemory&) = delete;
+  OutOfMemory& operator=(const OutOfMemory&) = delete;
+};
+
 Placement failing_if(bool odd, Failing::Method method) {
   return Partial(std::make_shared<const Failing>(odd ? method : Failing::Method::kNone));
 }
@@ -108,6 +139,57 @@ TEST_CASE("a piece or a mask that from_local refuses on one rank ends the others
         full_tensor(from_local(good, mesh, {MaskedPartial()}, options));
       },
       "a mask of Bool [4, 2] for a piece [3, 2]", "from_local");
+}
+
+TEST_CASE("counts and a piece that do not fit on one rank alone end the others") {
+  const std::vector<int64_t> ones = {1, 1};
+  const auto check = [&](const std::function<void(const at::Tensor& piece, const DeviceMesh& mesh)>& call,
+                         const std::string& kind) {
+    check_told([&](const DeviceMesh& mesh, bool odd) { call(at::ones({odd ? 3 : 2}), mesh); },
+               kind + ": input of shape (3)", kind);
+  };
+  check([&](const at::Tensor& piece, const DeviceMesh& mesh) { all_to_all(piece, ones, ones, mesh, 0); }, "all_to_all");
+  check([&](const at::Tensor& piece, const DeviceMesh& mesh) { permute(piece, ones, ones, mesh, 0); }, "permute");
+  check([](const at::Tensor& piece, const DeviceMesh& mesh) { all_gather(piece, {2, 2}, mesh, 0); }, "all_gather");
+  check([&](const at::Tensor& piece, const DeviceMesh& mesh) { reduce_scatter(piece, ones, mesh, 0, ReduceOp::kSum); },
+        "reduce_scatter");
+  check_told(
+      [&](const DeviceMesh& mesh, bool odd) {
+        all_gather(at::ones({1}), odd ? std::vector<int64_t>{1, 1, 1} : ones, mesh, 0);
+      },
+      "all_gather: counts [1, 1, 1] for 2 ranks", "all_gather");
+}
+
+TEST_CASE("an operator for which one rank lacks memory ends the others") {
+  ScarceAllocator::instance();  // before there are threads that allocate
+  // The first goes by the boxed kernel, the second by the unboxed one.
+  for (const bool unboxed : {false, true}) {
+    CAPTURE(unboxed);
+    check_told(
+        [&](const DeviceMesh& mesh, bool odd) {
+          const at::Tensor x = spread(sample({4, 3}), mesh, {S0});
+          const auto run = [&] { return unboxed ? at::sigmoid(x) : at::erfinv(x); };
+          run();  // decides how, for which it makes small tensors
+          at::Tensor y;
+          {
+            const OutOfMemory guard(odd);
+            y = run();
+          }
+          full_tensor(y);
+        },
+        "Cannot allocate memory", unboxed ? "aten::sigmoid" : "aten::erfinv");
+  }
+}
+
+TEST_CASE("an exception of an observer on one rank ends the others") {
+  check_told(
+      [](const DeviceMesh& mesh, bool odd) {
+        const auto token = mesh.world().observe([&](const CollectiveRecord&) {
+          if (odd) throw std::runtime_error("this observer has no space");
+        });
+        full_tensor(spread(sample({4, 3}), mesh, {S0}));
+      },
+      "this observer has no space", "redistribute");
 }
 
 TEST_CASE("what every rank sees to be wrong is thrown by each, and the job goes on") {
@@ -171,6 +253,9 @@ TESSERA_RANKS_TEST_CASE("a piece of the wrong size on one rank is an error on al
   CAPTURE(text);
   CHECK(contains(text, "the pieces do not make one tensor [6, 4] as [S(0)]"));
   CHECK(contains(text, "rank 2 has a piece [3, 4], not [2, 4]"));
+  const at::Tensor fits = at::ones({2, 4}).requires_grad_(mesh.local_rank(0) == 1);
+  CHECK(contains(thrown_soon([&] { from_local(fits, mesh, {S0}, options); }),
+                 "a piece that requires a gradient where the others' do"));
   options.shape.reset();
   const std::string replicas =
       thrown_soon([&] { from_local(at::ones({2}) * (mesh.local_rank(0) == 1), mesh, {R}, options); });

@@ -209,7 +209,7 @@ TEST_CASE("plain tensors among DTensors") {
     at::ones({6, 3}).add_(ones(mesh, {S0}));
   });
   refused({"aten::add_: a plain tensor [6, 3] would be written with the value of a DTensor",
-           "call full_tensor or to_local"},
+           "make it a DTensor, by zeros_like or new_zeros of one"},
           [](const DeviceMesh& mesh) {
             const ImplicitReplication guard;
             at::ones({6, 3}).add_(ones(mesh, {R}));

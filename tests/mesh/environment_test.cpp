@@ -110,6 +110,20 @@ TEST_CASE("sets that agree are fine; the first in the order counts") {
               "MPICH", {3, 6, 1, 2});
 }
 
+TEST_CASE("where srun serves MPI by PMI-2, which gives no local numbers, Slurm's own set counts") {
+  const EnvironmentVariables pmi2 = with(kSrun, {{"PMI_RANK", "3"}, {"PMI_SIZE", "6"}});
+  const Environment plain = resolve_environment(kSrun), found = resolve_environment(pmi2);
+  CHECK(found.launcher == "Slurm");
+  CHECK(found.local_rank == plain.local_rank);
+  CHECK(found.local_size == plain.local_size);
+  CHECK(found.job_id == plain.job_id);
+  // mpirun in a shell that srun has started: the PMI's set is that of the shell.
+  const EnvironmentVariables shell = {
+      {"SLURM_PROCID", "0"},         {"SLURM_LOCALID", "0"}, {"SLURM_STEP_ID", "1"}, {"SLURM_STEP_NUM_TASKS", "1"},
+      {"SLURM_STEP_NUM_NODES", "1"}, {"PMI_RANK", "0"},      {"PMI_SIZE", "1"}};
+  check_place(with(kOpenMpi, shell), "Open MPI", {1, 4, 1, 4});
+}
+
 TEST_CASE("TESSERA_* is explicit: it is compared with nothing") {
   check_place(with(kOpenMpi, {{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "1"}}), "TESSERA_*", {0, 1, 0, 1});
   check_place(with(kSrun, {{"TESSERA_RANK", "2"},
@@ -182,7 +196,7 @@ TEST_CASE("srun starts one torchrun per node: Slurm's variables, and those that 
   check_refused(with(without(alone, "TORCHELASTIC_RUN_ID"), task), "torchrun and Slurm disagree");
   check_refused(with(without(alone, "TORCHELASTIC_RUN_ID"), hydra), "torchrun and MPICH disagree");
   check_refused(with(kTorchrun, kSrun), "torchrun and Slurm disagree");
-  check_refused(with(kTorchrun, with(kSrun, {{"PMI_RANK", "3"}, {"PMI_SIZE", "6"}})), "torchrun and MPICH disagree");
+  check_refused(with(kTorchrun, with(kSrun, {{"PMI_RANK", "3"}, {"PMI_SIZE", "6"}})), "torchrun and Slurm disagree");
   check_refused(with(kTorchrun, kMpich), "torchrun and MPICH disagree");
 }
 

@@ -191,3 +191,18 @@ TEST_CASE(
   REQUIRE(noted.has_value());
   CHECK(to_string(*noted) == "a peer was lost: rank 1 was killed by signal 9");
 }
+
+TEST_CASE("ranks with other settings are told so, those that have joined too") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  FailureBoard::Options first = options_of(0, 2, store), second = options_of(1, 2, store);
+  first.settings = "collectives checked";
+  second.settings = "collectives not checked";
+  FailureBoard board(first);
+  CHECK_THROWS_WITH(FailureBoard{second},
+                    doctest::Contains("rank 1 has other settings than the ranks before it: collectives not checked "
+                                      "here, collectives checked there"));
+  const std::optional<Failure> found = board.find();
+  REQUIRE(found.has_value());
+  CHECK(found->rank == 1);
+  CHECK(found->text.find("give every rank the same WorldOptions") != std::string::npos);
+}

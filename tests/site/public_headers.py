@@ -1,8 +1,8 @@
 """Checks that tools/site/reference.toml knows every header that users reach: public_headers.py ROOT.
 
-These are the headers of the targets that //:tessera names (a target without sources stands for its own dependencies too),
-those that pages, examples and users' projects include, and what these include in turn. Each must be in a group or be
-listed as internal, and nothing else may be listed.
+These are the headers of the targets that //:tessera names (a target without sources stands for its own dependencies
+too), those that pages name, those that pages, examples and users' projects include, and what these include in turn.
+Each must be in a group or be listed as internal, and nothing else may be listed.
 """
 
 import ast
@@ -13,6 +13,7 @@ from pathlib import Path
 
 FOLDERS = "mesh|placement|ops|dtensor|styles|layers|tests/harness|tests/custom_placement"
 INCLUDE = re.compile(rf'#include "tessera/((?:{FOLDERS})/[^"]+|[a-z_]+\.h)"')
+MENTION = re.compile(rf"`tessera/((?:{FOLDERS})/[^`]+\.h|[a-z_]+\.h)`")
 USERS = {"docs": (".md",), "tests/docs": (".cpp", ".h"), "tests/consumers": (".cpp", ".h"), "examples": (".cpp", ".h")}
 
 
@@ -48,6 +49,7 @@ def included_by_users(root):
         for path in (root / folder).rglob("*"):
             if path.suffix in endings:
                 yield from INCLUDE.findall(path.read_text())
+                yield from MENTION.findall(path.read_text())
 
 
 def main(root):

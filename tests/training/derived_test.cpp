@@ -52,11 +52,12 @@ struct UsesImpl : torch::nn::Module {
     a = make("a", {8, 2});
     b = make("b", {2, 8});
     items = make("items", {8, 1, 8});
+    token = make("token", {1, 1, 8});
     mask = register_buffer("mask", (waves({8, 8}, 8) > 0).to(at::kDouble));
   }
   at::Tensor forward(const at::Tensor& x) { return use(*this, x); }
   Use use;
-  at::Tensor wq, wk, v, g, a, b, items, mask;
+  at::Tensor wq, wk, v, g, a, b, items, token, mask;
 };
 TORCH_MODULE(Uses);
 
@@ -66,6 +67,7 @@ struct Row {
   Use use;
   int64_t gathers;         // in forward, on 2 x 1
   int64_t reductions = 0;  // all_reduces of one number
+  int64_t moves = 0;       // of pieces from rank to rank
 };
 
 at::Tensor times(const at::Tensor& x, const at::Tensor& weight) { return at::matmul(x, weight.t()); }
@@ -102,6 +104,11 @@ const std::vector<Row>& rows() {
       {"a copy that is written", "wq wk", [](M m, T x) { return times(x, m.wq.clone().mul_(m.wk).add_(1)); }, 1},
       {"of the activation's shape and layout, in a product", "wq", [](M m, T x) { return at::matmul(x, m.wq); }, 1},
       {"of the activation's shape and layout, element by element", "wq", [](M m, T x) { return x * m.wq; }, 0},
+      {"a token before each item", "token",
+       [](M m, T x) {
+         return at::cat({m.token.expand({x.size(0), 1, 8}), x.unsqueeze(1)}, 1).square().sum(1);
+       },
+       1, 0, 1},
       {"items of a product", "items", [](M m, T x) { return at::bmm(m.items, x.unsqueeze(2)); }, 1},
   };
   return all;
@@ -141,7 +148,8 @@ TEST_CASE("collectives of forward: each parameter gathered once, and what is com
       CAPTURE(counter.to_string());
       CHECK(counter.count("all_gather") == row.gathers);
       CHECK(counter.count("all_reduce") == row.reductions);
-      CHECK(counter.total() == row.gathers + row.reductions);
+      CHECK(counter.count("permute") == row.moves);
+      CHECK(counter.total() == row.gathers + row.reductions + row.moves);
     });
   }
 }
