@@ -7,6 +7,7 @@
 
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/mappings.h"
 #include "tessera/mesh/mesh_checks.h"
 
 namespace tessera::detail {
@@ -66,7 +67,8 @@ at::Tensor parameter_piece(const at::Tensor& parameter, const ParameterUse& use,
     return use.gradient ? to_local(here, Placements{*use.gradient}) : to_local(here);
   }
   check_piece(parameter, use, mesh, who);
-  return parameter;
+  // Each rank has a term of the gradient of a parameter that all have as a whole.
+  return use.gradient && use.gradient->is_partial() ? copy_to_region(parameter, mesh) : parameter;
 }
 
 std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {

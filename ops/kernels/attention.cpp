@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "tessera/dtensor/core/memory_order.h"
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random/draws.h"
@@ -163,6 +165,12 @@ Placements mask_gradient(const at::Tensor& mask, const Placements& query) {
   return out;
 }
 
+bool any_tangent(const Operands& in) {
+  if (!detail::in_forward_mode()) return false;
+  return detail::has_tangent(in.query) || detail::has_tangent(in.key) || detail::has_tangent(in.value) ||
+         (in.masked() && detail::has_tangent(*in.mask));
+}
+
 bool records(const at::Tensor& t) { return at::GradMode::is_enabled() && t.requires_grad(); }
 
 // Every rank computes attention on its pieces by `compute`, a function of plain Operands. The result has the query's
@@ -198,8 +206,7 @@ bool fits_blocks(const Operands& in, double dropout, bool grouped) {
   if (!(dropout > 0 && dropout < 1) || !fits_pieces(in, grouped) || !at::isFloatingType(in.query.scalar_type()))
     return false;
   if (in.query.numel() == 0 || in.key.numel() == 0 || in.value.numel() == 0) return false;
-  if (in.masked() && (records(*in.mask) || detail::has_tangent(*in.mask))) return false;
-  return !detail::has_tangent(in.query) && !detail::has_tangent(in.key) && !detail::has_tangent(in.value);
+  return !any_tangent(in) && !(in.masked() && records(*in.mask));
 }
 
 // Computes attention with dropout on the pieces. It draws what at::dropout of the scores would draw.
@@ -216,16 +223,76 @@ at::Tensor in_blocks(const Operands& in, double dropout, bool causal, std::optio
   });
 }
 
+// Returns the layout of `t`, one of the other tensors, that is cut as the query is: along items and heads, of which one
+// of the keys may serve a group of the query's; a mask where its dimension is not broadcast. Returns nullopt where
+// slicing what a rank has does not give it.
+std::optional<Placements> cuts_of_query(const at::Tensor& t, const at::Tensor& query, bool is_mask) {
+  Placements to = placements_of(t);
+  int64_t parts = 1;  // of the heads
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    const Placement& cut = placements_of(query)[i];
+    if (cut.is_replicate() && to[i].is_replicate()) continue;
+    if (!(cut == Shard(0) || cut == Shard(1))) return std::nullopt;
+    const int64_t dim = cut.tensor_dim(), own = dim - (4 - t.dim());
+    if (is_mask && (own < 0 || t.size(own) == 1)) {
+      if (!to[i].is_replicate()) return std::nullopt;
+      continue;
+    }
+    if (dim == 1) parts *= mesh_of(t).size(static_cast<int64_t>(i));
+    const int64_t here = t.size(own), there = query.size(dim);
+    const bool groups = !is_mask && dim == 1 && here > 0 && there % here == 0 && here % parts == 0;
+    if (here != there && !groups) return std::nullopt;
+    if (!to[i].is_replicate() && !(to[i] == Shard(own))) return std::nullopt;
+    // A mesh dimension on the right would have cut first.
+    const auto right = std::span(placements_of(t)).subspan(i + 1);
+    if (to[i].is_replicate() && std::ranges::any_of(right, [&](const Placement& p) { return p.is_shard(own); }))
+      return std::nullopt;
+    to[i] = Shard(own);
+  }
+  return to;
+}
+
+// Returns the part of `t` in that layout, or nullopt where `t` stays as it is. Nothing is sent for that, and the
+// gradient stays cut. A mask's gradient would have terms to be reduced, which autograd adds up before: such a mask
+// stays.
+Optional cut_as_query(const at::Tensor& t, const at::Tensor& query, bool is_mask) {
+  if (!is_dtensor(t)) return std::nullopt;
+  const Spec& own = spec_of(t);
+  const Spec& other = spec_of(query);
+  if (!is_mask && (&own == &other || own.placements == other.placements)) return std::nullopt;  // as in most calls
+  if (!(own.mesh == other.mesh) || !own.mesh.is_member()) return std::nullopt;
+  if (is_mask ? t.dim() > 4 || records(t) : t.dim() != 4) return std::nullopt;
+  if (dispatch::is_gathered(detail::meta(t))) return std::nullopt;
+  const std::optional<Placements> to = cuts_of_query(t, query, is_mask);
+  if (!to || *to == own.placements) return std::nullopt;
+  return redistribute(t, *to, {.grad_placements = *to});
+}
+
+// Returns the mask as a DTensor that is cut beside the query, or nullopt where it stays as it is. Under
+// ImplicitReplication a plain mask counts as the same on every rank.
+Optional mask_beside(const at::Tensor& mask, const at::Tensor& query) {
+  if (is_dtensor(mask)) return cut_as_query(mask, query, /*is_mask=*/true);
+  const DeviceMesh& mesh = mesh_of(query);
+  const bool counts = ImplicitReplication::enabled() && mask.dim() > 0 && mask.layout() == at::kStrided &&
+                      mask.device() == mesh.device() && mesh.is_member() && !records(mask);
+  if (!counts) return std::nullopt;
+  const Placements replicated(static_cast<std::size_t>(mesh.ndim()), Replicate());
+  const at::Tensor whole = from_local(mask, mesh, replicated);
+  return cut_as_query(whole, query, /*is_mask=*/true).value_or(whole);
+}
+
 // With dropout, attention is computed in blocks, or written in other operators, as LibTorch does on a CPU: its GPU
-// kernels draw random numbers that would depend on how the tensors are cut. Without dropout it runs on the pieces where
-// that is possible.
-at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Optional& mask,
-                     double dropout, bool causal, std::optional<double> scale, bool grouped) {
-  const Operands in{.query = query, .key = key, .value = value, .mask = mask};
+// kernels draw random numbers that would depend on how the tensors are cut. So it is in forward mode, for which the
+// kernels have no formula. Without dropout it runs on the pieces where that is possible.
+at::Tensor attention_of(const Operands& in, double dropout, bool causal, std::optional<double> scale, bool grouped) {
+  const auto& [query, key, value, mask] = in;
   if (fits_blocks(in, dropout, grouped)) return in_blocks(in, dropout, causal, scale);
-  if (causal && in.masked())
-    return attention(query, key, value, with_triangle(in), dropout, /*causal=*/false, scale, grouped);
-  if (dropout > 0) {
+  if (causal && in.masked()) {
+    const Optional both = with_triangle(in);
+    return attention_of({.query = query, .key = key, .value = value, .mask = both}, dropout, /*causal=*/false, scale,
+                        grouped);
+  }
+  if (dropout > 0 || any_tangent(in)) {
     return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, as_terms(mask, query.scalar_type()),
                                                               dropout, causal, std::nullopt, scale, grouped));
   }
@@ -233,6 +300,21 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
     return on_pieces(in, [&](const Operands& local) { return on_plain(local, causal, scale); });
   return at::compositeimplicitautograd::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale,
                                                                      grouped);
+}
+
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Optional& mask,
+                     double dropout, bool causal, std::optional<double> scale, bool grouped) {
+  Optional cut_key, cut_value, cut_mask;
+  if (is_dtensor(query) && query.dim() == 4) {
+    cut_key = cut_as_query(key, query, /*is_mask=*/false);
+    cut_value = cut_as_query(value, query, /*is_mask=*/false);
+    if (mask && mask->defined()) cut_mask = mask_beside(*mask, query);
+  }
+  const Operands in{.query = query,
+                    .key = cut_key ? *cut_key : key,
+                    .value = cut_value ? *cut_value : value,
+                    .mask = cut_mask ? cut_mask : mask};
+  return attention_of(in, dropout, causal, scale, grouped);
 }
 
 // ---- the whole attention module in one operator, which torch.nn.MultiheadAttention calls where no gradient is asked

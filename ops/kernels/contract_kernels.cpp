@@ -3,7 +3,6 @@
 // are registered at the DTensor key too, or as decompositions.
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -221,8 +220,8 @@ at::Tensor local_bias(const at::Tensor& bias, const Contract& contract, const at
   const DeviceMesh& mesh = mesh_of(bias);
   const Placement output = contract.output.value_or(Replicate());
   const bool last = output.is_shard() && (output.tensor_dim() == -1 || output.tensor_dim() == result.dim() - 1);
-  const Placement cut = Shard(bias.dim() - 1);
-  const Placements layout = on_mesh_dim(placements_of(bias), contract.mesh_dim, last ? cut : Replicate(), bias.dim());
+  const Placement cut = last ? output.on(bias.dim() - 1) : Placement(Replicate());
+  const Placements layout = on_mesh_dim(placements_of(bias), contract.mesh_dim, cut, bias.dim());
   const Placements own =
       on_mesh_dim(layout, contract.mesh_dim, last ? cut : (output.is_shard() ? Partial() : Replicate()), bias.dim());
   if (!bias.requires_grad() || !at::GradMode::is_enabled()) return to_local(redistribute(bias, layout), own);

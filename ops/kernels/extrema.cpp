@@ -1,11 +1,13 @@
-// The largest and smallest elements of a tensor, and its norms of infinite order, have their derivative where an
-// element equals the result. Backward compares the two. Of a sum that is pending it would reduce the terms a second
-// time, perhaps in another order: then no element might equal the result, and the gradient be 0 / 0. So such a sum is
-// reduced once, above autograd, and autograd saves what the result was taken from.
+// The largest and smallest elements of a tensor or of what is scattered into one, and norms of infinite order, have
+// their derivative where an element equals the result. Backward compares the two. Of a sum that is pending it would
+// reduce the terms a second time, perhaps in another order: then no element might equal the result, and the gradient be
+// 0 / 0. So such a sum is reduced once, above autograd, and autograd saves what the result was taken from.
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <initializer_list>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -34,39 +36,74 @@ bool is_rounded(const Placement& p) {
   return op != ReduceOp::kMax && op != ReduceOp::kMin;
 }
 
-// Says whether a derivative will compare the call's tensor with its result, and the tensor is pending.
-bool is_compared(const c10::OperatorHandle& op, const Stack& stack) {
+// Says whether a derivative of the call will be taken that compares `given` with the result, for which it would be
+// reduced once more.
+bool is_compared(const at::IValue& given) {
+  if (!given.isTensor() || !is_dtensor(given.toTensor())) return false;
+  const Spec& spec = spec_of(given.toTensor());
+  return spec.partial && std::ranges::any_of(spec.placements, is_rounded);
+}
+bool is_differentiated(const at::IValue& given) {
+  if (!given.isTensor()) return false;
+  const at::Tensor& t = given.toTensor();
+  return t.defined() && ((t.requires_grad() && c10::GradMode::is_enabled()) || detail::has_tangent(t));
+}
+
+// Says whether the call computes extrema: by its name, its order or its reduction.
+bool is_extremum(const c10::OperatorHandle& op, const Stack& stack) {
   const std::size_t n = op.schema().arguments().size();
-  const at::Tensor& self = torch::jit::peek(stack, 0, n).toTensor();
-  const Spec& spec = *detail::meta(self).spec;
-  if (!spec.partial || std::ranges::none_of(spec.placements, is_rounded)) return false;
-  if (!(self.requires_grad() && c10::GradMode::is_enabled()) && !detail::has_tangent(self)) return false;
+  if (const int reduce = argument(op, "reduce"); reduce >= 0) {
+    const std::string& name = torch::jit::peek(stack, static_cast<std::size_t>(reduce), n).toStringRef();
+    return name == "amax" || name == "amin";
+  }
   const int order = std::max(argument(op, "p"), argument(op, "ord"));
   if (order < 0) return true;
   const at::IValue& p = torch::jit::peek(stack, static_cast<std::size_t>(order), n);
   return p.isDouble() && std::isinf(p.toDouble());
 }
 
-// Returns `self`, the call's tensor, in the layout that the operator's rule would bring it to.
-at::Tensor reduced(const c10::OperatorHandle& op, Stack& stack, const at::Tensor& self) {
+// Returns the argument `given` in the layout that the operator's rule would bring it to.
+at::Tensor reduced(const c10::OperatorHandle& op, Stack& stack, const at::Tensor& given) {
   const dispatch::OpTraits traits(op);
-  const dispatch::DecisionPtr decision = dispatch::decide(dispatch::read_call(op, traits, stack));
-  const Placements& to = decision->inputs.at(0)->placements;
+  const dispatch::Call call = dispatch::read_call(op, traits, stack);
+  const dispatch::DecisionPtr decision = dispatch::decide(call);
+  const auto same = [&](const dispatch::TensorArg& entry) { return entry.tensor->is_same(given); };
+  const auto index = std::ranges::find_if(call.tensors, same) - call.tensors.begin();
+  const Placements to = without_partial(decision->inputs.at(static_cast<std::size_t>(index))->placements);
   if (decision->communicates) {
     detail::implicit_communication(traits.name, [&] {
-      return fmt::format("; its gradient needs {} reduced, which would go to {}", to_string(self), to_string(to));
+      return fmt::format("; its gradient needs {} reduced, which would go to {}", to_string(given), to_string(to));
     });
   }
-  const World::Scope scope(mesh_of(self).world(), op.schema().name().c_str());
-  return redistribute(self, to);
+  const World::Scope scope(mesh_of(given).world(), op.schema().name().c_str());
+  return redistribute(given, to);
+}
+
+// Reduces those of the call's arguments `reducible` that are pending, if a derivative compares them, and goes on with
+// LibTorch's own autograd kernel. The arguments of which derivatives are taken are the first and those.
+void reduce_first(const c10::OperatorHandle& op, Stack& stack, std::initializer_list<std::size_t> reducible) {
+  const std::size_t n = op.schema().arguments().size();
+  const auto arg = [&](std::size_t i) -> at::IValue& { return torch::jit::peek(stack, i, n); };
+  const bool differentiated = is_differentiated(arg(0)) ||
+                              std::ranges::any_of(reducible, [&](std::size_t i) { return is_differentiated(arg(i)); });
+  if (differentiated && is_extremum(op, stack)) {
+    for (const std::size_t i : reducible) {
+      if (is_compared(arg(i))) arg(i) = reduced(op, stack, arg(i).toTensor());
+    }
+  }
+  op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, stack);
 }
 
 void extremum(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
-  if (is_compared(op, *stack)) {
-    at::IValue& self = torch::jit::peek(*stack, 0, op.schema().arguments().size());
-    self = reduced(op, *stack, self.toTensor());
-  }
-  op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, *stack);  // LibTorch's own autograd kernel
+  reduce_first(op, *stack, {0});
+}
+
+// Of scatter_reduce and index_reduce, whose source is the argument 3, also the first is compared.
+void scattered_extremum(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+  reduce_first(op, *stack, {0, 3});
+}
+void extremum_in_place(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+  reduce_first(op, *stack, {3});
 }
 
 constexpr std::array kExtrema = {"amax",
@@ -81,6 +118,10 @@ constexpr std::array kExtrema = {"amax",
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) {
   for (const char* name : kExtrema) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&extremum>());
+  for (const char* name : {"scatter_reduce.two", "index_reduce"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&scattered_extremum>());
+  for (const char* name : {"scatter_reduce_.two", "index_reduce_"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&extremum_in_place>());
 }
 
 }  // namespace

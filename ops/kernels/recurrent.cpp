@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
@@ -122,8 +121,7 @@ bool runs_on_pieces(const c10::OperatorHandle& op, const Stack& args) {
     if (!p.is_replicate() && !(p == cut)) return false;
   }
   const auto fits = [&](const at::Tensor& t, bool is_state) {
-    if (!is_dtensor(t)) return true;  // it is whole: `prepare` has made DTensors of the others
-    if (!(mesh_of(t) == mesh_of(x))) return false;
+    if (!is_dtensor(t) || !(mesh_of(t) == mesh_of(x))) return false;
     for (std::size_t i = 0; i < placements_of(x).size(); ++i) {
       const bool cuts = is_state && !placements_of(x)[i].is_replicate();
       if (!(placements_of(t)[i] == (cuts ? Shard(1) : Replicate()))) return false;
@@ -132,7 +130,7 @@ bool runs_on_pieces(const c10::OperatorHandle& op, const Stack& args) {
   };
   const at::IValue& states = args[1];
   for (const at::Tensor& t : states.isTensor() ? std::vector{states.toTensor()} : states.toTensorVector()) {
-    if (!is_dtensor(t) || !fits(t, /*is_state=*/true)) return false;
+    if (!fits(t, /*is_state=*/true)) return false;
   }
   const std::vector<at::Tensor> weights = args[2].toTensorVector();
   return std::ranges::all_of(weights, [&](const at::Tensor& t) { return fits(t, /*is_state=*/false); });

@@ -218,6 +218,19 @@ TESSERA_RANKS_TEST_CASE("assigned biases and pieces, and tensors that do not fit
       CHECK(close(whole_value(skip ? out.output + out.bias : out.output), want));
     }
   }
+  // The gradient of a plain bias is the sum over the ranks' parts of the sequence, as that of the layer's own.
+  rows.skip_bias_add = false;
+  rows.input_is_parallel = true;
+  rows.config.sequence_parallel = true;
+  RowParallelLinear in_sequence(rows, mesh), own(rows, mesh);
+  in_sequence->bias = b.clone().requires_grad_();
+  const at::Tensor weights = sample({12, 10}, 4);
+  for (RowParallelLinear each : {in_sequence, own}) {
+    const at::Tensor out = each->forward(piece_of(sample({12, 6}), mesh, {Shard(1)}));
+    (out * piece_of(weights, mesh, {Shard(0)})).sum().backward();
+  }
+  CHECK(close(in_sequence->bias.grad(), weights.sum(0)));
+  CHECK(close(full_tensor(own->bias.grad()), weights.sum(0)));
   for (const bool gather : {false, true}) {
     ColumnParallelOptions columns(6, 10);
     columns.gather_output = gather;

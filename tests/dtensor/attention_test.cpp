@@ -16,6 +16,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -117,6 +118,77 @@ TESSERA_RANKS_TEST_CASE("attention on whole items and heads needs no communicati
   for (const DeviceMesh& mesh : meshes()) {
     for (const Placements& layout : all_layouts(mesh.ndim(), {Replicate(), Shard(0), Shard(1)})) {
       for (const Mask& mask : kMasks) check(mask, mesh, layout);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("whole keys, values and masks are cut as the queries are, and nothing is sent", {1, 2, 3, 4}) {
+  for (const DeviceMesh& mesh : meshes()) {
+    for (const Placements& layout : all_layouts(mesh.ndim(), {Replicate(), Shard(0), Shard(1)})) {
+      for (const Mask& mask : kMasks) {
+        for (const bool plain_mask : {false, true}) {
+          INFO(fmt::format("mask: {}, plain: {}; {}", mask.name, plain_mask, to_string(layout)));
+          const Tensors plain = plain_inputs(mask);
+          const at::Tensor expected = attend(plain, mask);
+          expected.backward(sample(expected.sizes(), 7));
+          const Placements whole(layout.size(), Replicate());
+          Tensors inputs = leaves(spread_inputs(mask, mesh, whole));
+          inputs[0] = leaves({spread(plain[0].detach(), mesh, layout)})[0];
+          if (mask.sizes) inputs[3] = plain_mask ? plain[3].detach() : inputs[3].detach();
+          CommCounter counter(mesh);
+          const ImplicitReplication guard(plain_mask);
+          const at::Tensor result = attend(inputs, mask);
+          CHECK(counter.total() == 0);
+          CHECK(placements_of(result) == layout);
+          CHECK(close(full_tensor(result.detach()), expected.detach()));
+          result.backward(spread(sample(expected.sizes(), 7), mesh, layout));
+          for (std::size_t i = 0; i < inputs.size(); ++i) {
+            if (!inputs[i].requires_grad()) continue;
+            CAPTURE(i);
+            CHECK(close(full_tensor(inputs[i].grad()), plain[i].grad(), 1e-11));
+          }
+        }
+      }
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("heads that serve groups of the queries' are cut as they are, where the ranks divide them",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor q = sample({2, 12, 5, 4}, 1), k = sample({2, 6, 4, 4}, 2), v = sample({2, 6, 4, 4}, 3);
+  const auto grouped = [](const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+    return at::scaled_dot_product_attention(query, key, value, {}, 0, false, std::nullopt, /*enable_gqa=*/true);
+  };
+  CommCounter counter(mesh);
+  const at::Tensor result =
+      grouped(spread(q, mesh, {Shard(1)}), spread(k, mesh, {Replicate()}), spread(v, mesh, {Replicate()}));
+  if (6 % mesh.size() == 0) CHECK(counter.total() == 0);
+  CHECK(close(full_tensor(result), grouped(q, k, v)));
+  const std::vector<int64_t> none(static_cast<std::size_t>(mesh.size()) - 1, 0);
+  std::vector<int64_t> ragged = {12};
+  ragged.insert(ragged.end(), none.begin(), none.end());
+  const Placement uneven = RaggedShard(1, ragged);
+  CHECK(close(full_tensor(grouped(spread(q, mesh, {uneven}), spread(k, mesh, {R}), spread(v, mesh, {R}))),
+              grouped(q, k, v)));
+}
+
+TESSERA_RANKS_TEST_CASE("keys and masks that no slice fits to the queries are left to the rules", {4}) {
+  const DeviceMesh mesh = mesh_over({2, 2});
+  const at::Tensor q = sample({1, 8, 5, 4}, 1), k = sample({1, 2, 4, 4}, 2), v = sample({1, 2, 4, 4}, 3);
+  const auto attended = [](const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                           const std::optional<at::Tensor>& mask) {
+    return at::scaled_dot_product_attention(query, key, value, mask, 0, false, std::nullopt, /*enable_gqa=*/true);
+  };
+  const at::Tensor mask = sample({1, 1, 5, 4}, 4), want = attended(q, k, v, mask);
+  const Placements heads = {Shard(1), Shard(1)};
+  for (const Placements& lies : {Placements{Shard(1), R}, Placements{R, R}, Placements{R, Shard(1)}}) {
+    for (const Placements& cut : {heads, Placements{Shard(0), Shard(1)}, Placements{Shard(1), R}}) {
+      CAPTURE(to_string(lies));
+      CAPTURE(to_string(cut));
+      CHECK(close(full_tensor(attended(spread(q, mesh, cut), spread(k, mesh, lies), spread(v, mesh, lies),
+                                       spread(mask, mesh, {R, R}))),
+                  want));
     }
   }
 }

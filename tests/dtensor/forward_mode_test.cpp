@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -216,6 +217,13 @@ TESSERA_RANKS_TEST_CASE("element by element, norms and losses keep the tangent o
       {"softmax",
        {sample({5, 3}), sample({5, 3}, 1)},
        [](const Tensors& x) { return at::softmax(x[0], 1) * x[1]; },
+       false},
+      {"attention",  // LibTorch has no tangent of its kernels for plain tensors
+       {sample({2, 3, 4, 5}), sample({2, 3, 4, 5}, 1), sample({2, 3, 4, 5}, 2)},
+       [](const Tensors& x) {
+         if (is_dtensor(x[0])) return at::scaled_dot_product_attention(x[0], x[1], x[2]);
+         return std::get<0>(at::_scaled_dot_product_attention_math(x[0], x[1], x[2]));
+       },
        false},
       {"mse_loss",
        {sample({5, 3}), sample({5, 3}, 1)},

@@ -195,6 +195,36 @@ TESSERA_RANKS_TEST_CASE("a rowwise bias under a scattered output: its gradient i
   }
 }
 
+TESSERA_RANKS_TEST_CASE("34: a bias is added to a plain output that another partition than chunks cuts", {1, 2, 3}) {
+  const DeviceMesh mesh = tp_line();
+  for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{7}, {5, 7}, {2, 5, 7}}) {
+    for (const bool rowwise : {false, true}) {
+      CAPTURE(sizes.size());
+      CAPTURE(rowwise);
+      torch::nn::Linear reference(7, 10), module(7, 10);
+      fill(*reference);
+      fill(*module);
+      const at::Tensor x = numbers(sizes, 3);
+      const at::Tensor want = reference->forward(x), weights = numbers(want.sizes().vec(), 5);
+      (want * weights).sum().backward();
+      const Placement output = BlockCyclic(-1, 1);
+      const auto part = [&](const at::Tensor& t) {
+        return to_local(distribute_tensor(t.detach(), mesh, {output}, kNoSource));
+      };
+      const Style style = rowwise
+                              ? Style(RowwiseParallel(
+                                    {.input_layouts = Replicate(), .output_layouts = output, .use_local_output = true}))
+                              : Style(ColwiseParallel({.output_layouts = output, .use_local_output = true}));
+      parallelize_module(module, mesh, style);
+      const at::Tensor got = module->forward(x);
+      REQUIRE_FALSE(is_dtensor(got));
+      CHECK(difference(got, part(want)) <= kExact);
+      (got * part(weights)).sum().backward();
+      check_parameters(*module, *reference, /*gradients=*/true, kExact);
+    }
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("35: Embedding by rows and by columns: values, gradients and collectives", {1, 2, 4}) {
   const std::vector<Case> cases = {
       {"columns", ColwiseParallel({.use_local_output = true}), Replicate(), Shard(-1), "-", "-"},
