@@ -89,7 +89,9 @@ std::optional<LaunchOptions> parse_launch_options(int argc, char** argv, int& ex
                "Print the ranks' output without the prefix, for programs that print on one rank only");
   // The first word that is not an option of the launcher is the program; all that follows are its arguments.
   app.prefix_command();
-  app.footer(fmt::format("Then the program and its arguments: {} -n 4 PROGRAM ARGS", name));
+  app.footer(fmt::format(
+      "Then the program and its arguments: {} -n 4 PROGRAM ARGS. The ranks read /dev/null as their standard input.",
+      name));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
