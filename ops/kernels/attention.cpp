@@ -166,7 +166,13 @@ Placements mask_gradient(const at::Tensor& mask, const Placements& query) {
 }
 
 bool any_tangent(const Operands& in) {
-  if (!detail::in_forward_mode()) return false;
+  // Most tensors cannot have one, which takes no lock to see.
+  const auto may_have = [](const at::Tensor& t) {
+    const auto* const autograd = static_cast<torch::autograd::AutogradMeta*>(t.unsafeGetTensorImpl()->autograd_meta());
+    return autograd != nullptr && (autograd->fw_grad_ != nullptr || autograd->is_view_);
+  };
+  const bool may = may_have(in.query) || may_have(in.key) || may_have(in.value) || (in.masked() && may_have(*in.mask));
+  if (!may || !detail::in_forward_mode()) return false;
   return detail::has_tangent(in.query) || detail::has_tangent(in.key) || detail::has_tangent(in.value) ||
          (in.masked() && detail::has_tangent(*in.mask));
 }
@@ -259,7 +265,7 @@ Optional cut_as_query(const at::Tensor& t, const at::Tensor& query, bool is_mask
   if (!is_dtensor(t)) return std::nullopt;
   const Spec& own = spec_of(t);
   const Spec& other = spec_of(query);
-  if (!is_mask && (&own == &other || own.placements == other.placements)) return std::nullopt;  // as in most calls
+  if (!is_mask && own.placements == other.placements) return std::nullopt;
   if (!(own.mesh == other.mesh) || !own.mesh.is_member()) return std::nullopt;
   if (is_mask ? t.dim() > 4 || records(t) : t.dim() != 4) return std::nullopt;
   if (dispatch::is_gathered(detail::meta(t))) return std::nullopt;
@@ -305,10 +311,13 @@ at::Tensor attention_of(const Operands& in, double dropout, bool causal, std::op
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Optional& mask,
                      double dropout, bool causal, std::optional<double> scale, bool grouped) {
   Optional cut_key, cut_value, cut_mask;
-  if (is_dtensor(query) && query.dim() == 4) {
+  const bool masked = mask && mask->defined();
+  const auto spec = [](const at::Tensor& t) { return is_dtensor(t) ? detail::meta(t).spec.get() : nullptr; };
+  const bool alike = spec(key) == spec(query) && spec(value) == spec(query);  // as in most calls
+  if (is_dtensor(query) && query.dim() == 4 && (masked || !alike)) {
     cut_key = cut_as_query(key, query, /*is_mask=*/false);
     cut_value = cut_as_query(value, query, /*is_mask=*/false);
-    if (mask && mask->defined()) cut_mask = mask_beside(*mask, query);
+    if (masked) cut_mask = mask_beside(*mask, query);
   }
   const Operands in{.query = query,
                     .key = cut_key ? *cut_key : key,

@@ -31,7 +31,7 @@ constexpr Limit kLimits[] = {
     {"cat_of_2", 2450},
     {"layer_norm", 4400},
     {"softmax", 1760},
-    {"sdpa", 4000},  // the kernel itself varies by some hundreds
+    {"sdpa", 4300},  // the kernel itself varies by some hundreds; 300 look at how keys, values and tangents lie
     {"foreach_add_of_100", 89500},
     {"from_local", 4480},
     {"five_operators_and_back", 26000},  // malloc in it varies by fifteen hundred
