@@ -69,11 +69,11 @@ class NewStepFolder {
   FileDescriptor lock_;
 };
 
-// Of the steps of `folder` up to `saved`, removes those that are older than the `keep` newest whole ones; 0 keeps all.
-// Steps above `saved`, which a run that has gone back has left, stay, and do not count. It keeps all too where the
-// system refuses to read them, or one has another version: the next save removes more. A state that cannot be removed
-// stays, with a warning. A folder is renamed before its files are removed, so that part of a state never stands under a
-// step's name.
+// Looks at the steps of `folder` up to `saved`, and removes those that are older than the `keep` newest whole ones; 0
+// keeps all. Steps above `saved`, which a run that has gone back has left, stay, and do not count. It keeps all too
+// where the system refuses to read them, or one has another version: the next save removes more. A state that cannot be
+// removed stays, with a warning. A folder is renamed before its files are removed, so that part of a state never stands
+// under a step's name.
 void keep_newest_steps(const std::string& folder, int64_t keep, int64_t saved);
 
 }  // namespace tessera

@@ -98,7 +98,7 @@ void extremum(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack
   reduce_first(op, *stack, {0});
 }
 
-// Of scatter_reduce and index_reduce, whose source is the argument 3, also the first is compared.
+// In scatter_reduce and index_reduce the derivative compares the first argument and the source, which is argument 3.
 void scattered_extremum(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
   reduce_first(op, *stack, {0, 3});
 }
