@@ -35,14 +35,14 @@ void stop_for_a_second() {
     ::kill(self, SIGCONT);
     ::_exit(0);
   }
-  ::kill(self, SIGSTOP);
+  std::raise(SIGSTOP);  // stops this thread at once, where kill() of the process might let it run on for a moment
   ::waitpid(child, nullptr, 0);
 }
 
 std::string do_fault(const std::string& fault, const std::string& point) {
   say_fault();
   if (fault == "kill") ::kill(::getpid(), SIGKILL);
-  if (fault == "stop") ::kill(::getpid(), SIGSTOP);
+  if (fault == "stop") std::raise(SIGSTOP);
   if (fault == "stop_go") stop_for_a_second();
   if (fault == "throw") throw std::runtime_error(fmt::format("the planned fault at {}", point));
   if (fault == "exit") std::exit(0);
