@@ -31,8 +31,8 @@ def copy_pages(out):
 
 
 def contents(out):
-    """Returns the tables of contents: the pages in README.md's order, then those that it does not name."""
-    listed = re.findall(r"\]\((docs/[^)#]+)\.md[)#]", (ROOT / "README.md").read_text().split("## Use", 1)[1])
+    """Returns the tables of contents: the pages in the order of README.md's list, then those that it does not name."""
+    listed = re.findall(r"^- \[[^]]+\]\((docs/[^)#]+)\.md\)", (ROOT / "README.md").read_text(), re.MULTILINE)
     pages = list(dict.fromkeys(listed + [f"docs/{page.stem}" for page in sorted((out / "docs").glob("*.md"))]))
     reference = ["reference/index"] + [f"reference/{group_page(title)}" for title, _ in read_groups()]
     trees = [("Guides", pages), ("API reference", reference), ("Versions", ["CHANGELOG"])]
