@@ -11,6 +11,7 @@
 #include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/error_text.h"
+#include "tessera/mesh/values_on_host.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -39,10 +40,7 @@ std::string outcome_of(const std::function<void()>& part, std::exception_ptr& th
 }  // namespace
 
 at::Tensor Agreement::reduce_max(const at::Tensor& values) const {
-  at::Tensor all = max_over_meshes(values, meshes_, op_).cpu();
-  // A collective on a GPU that was aborted meanwhile leaves any values.
-  if (meshes_.front().device().is_cuda()) meshes_.front().world().check_alive();
-  return all;
+  return values_on_host(max_over_meshes(values, meshes_, op_), meshes_.front().world());
 }
 
 void Agreement::run(const std::function<void()>& part, const std::function<std::string()>& fingerprint,

@@ -7,6 +7,7 @@
 #include <ATen/Functions.h>
 
 #include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/values_on_host.h"
 
 namespace tessera {
 
@@ -49,7 +50,8 @@ std::vector<ArrivalOrder> orders_of_all(const DeviceMesh& mesh, const ArrivalOrd
   const std::string text = to_string(mine);
   const auto size = static_cast<int64_t>(text.size());
   const auto hash = static_cast<int64_t>(std::hash<std::string>()(text));
-  const at::Tensor heads = all_gather(at::tensor({hash, size}, at::kLong).to(mesh.device()), all, 0).cpu();
+  const at::Tensor heads =
+      values_on_host(all_gather(at::tensor({hash, size}, at::kLong).to(mesh.device()), all, 0), mesh.world());
   const auto* const head = heads.const_data_ptr<int64_t>();
   std::vector<int64_t> sizes;
   bool differ = false;
@@ -59,7 +61,7 @@ std::vector<ArrivalOrder> orders_of_all(const DeviceMesh& mesh, const ArrivalOrd
   }
   if (!differ) return {mine};
   const at::Tensor own = at::from_blob(const_cast<char*>(text.data()), {size}, at::kByte).to(mesh.device());
-  const at::Tensor texts = all_gather(own, sizes, all, 0).cpu();
+  const at::Tensor texts = values_on_host(all_gather(own, sizes, all, 0), mesh.world());
   std::vector<ArrivalOrder> out;
   const char* at = static_cast<const char*>(texts.const_data_ptr());
   for (const int64_t each : sizes) {

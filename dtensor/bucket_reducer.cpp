@@ -16,6 +16,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/core/first_stream.h"
 #include "tessera/mesh/failing.h"
+#include "tessera/mesh/values_on_host.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -320,8 +321,9 @@ void BucketReducer::deliver(Bucket& bucket) {
 // reduces nothing: there every rank is taken to have what this one has.
 void BucketReducer::store(const Bucket& bucket, const std::vector<at::Tensor>& pieces) const {
   const bool has_all = std::ranges::count(bucket.there, 0.0) == 0;
-  const at::Tensor there = has_all || mesh_.world().is_fake() ? at::tensor(bucket.there, at::kDouble)
-                                                              : pieces.back().flatten().to(at::kDouble).cpu();
+  const at::Tensor there = has_all || mesh_.world().is_fake()
+                               ? at::tensor(bucket.there, at::kDouble)
+                               : values_on_host(pieces.back().flatten().to(at::kDouble), mesh_.world());
   for (std::size_t i = 0; i < bucket.gradients.size(); ++i) {
     if (there.const_data_ptr<double>()[i] != 0) store(bucket.gradients[i].parameter, pieces[i]);
   }

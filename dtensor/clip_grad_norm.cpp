@@ -25,7 +25,7 @@
 #include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
-#include "tessera/mesh/failing.h"
+#include "tessera/mesh/values_on_host.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -196,19 +196,24 @@ void scale(const detail::LocalGradients& all, double factor) {
   if (!pieces.empty()) at::_foreach_mul_(pieces, factor);
 }
 
-// Returns the gradients of this rank's stage. They may be wrong on this stage alone.
+// Returns the gradients of this rank's stage.
 detail::LocalGradients gradients_of(const std::vector<at::Tensor>& parameters,
                                     const std::optional<DeviceMesh>& stages) {
-  const auto read = [&] { return detail::local_gradients(parameters, kOp); };
-  return stages && stages->size() > 1 ? failing(stages->world(), kOp, read) : read();
+  return detail::on_own_stage(stages, kOp, [&] { return detail::local_gradients(parameters, kOp); });
 }
 
 // Runs `body`, whose collectives are charged to clip_grad_norm_.
 template <class Body>
 auto in_scope(const detail::LocalGradients& all, const std::optional<DeviceMesh>& stages, const Body& body) {
   std::optional<World::Scope> scope;
-  if (stages || !all.meshes.empty()) scope.emplace(stages ? stages->world() : all.meshes.front().world(), kOp);
+  if (World* const world = all.world(stages)) scope.emplace(*world, kOp);
   return body();
+}
+
+// Returns the norm's value, which may be that of collectives.
+double host_number(const at::Tensor& norm, const detail::LocalGradients& all, const std::optional<DeviceMesh>& stages) {
+  const World* const world = all.world(stages);
+  return (world == nullptr ? norm : values_on_host(norm, *world)).item<double>();
 }
 
 }  // namespace
@@ -219,7 +224,7 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
   const detail::LocalGradients all = gradients_of(parameters, stages);
-  const double norm = in_scope(all, stages, [&] { return norm_of(all, norm_type, stages).item<double>(); });
+  const double norm = in_scope(all, stages, [&] { return host_number(norm_of(all, norm_type, stages), all, stages); });
   if (error_if_nonfinite && !std::isfinite(norm)) {
     throw std::runtime_error(fmt::format(
         "{}: the norm of order {} of all gradients is {}; without error_if_nonfinite they are scaled nevertheless", kOp,

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/failing.h"
 
 namespace tessera::detail {
 
@@ -25,6 +26,12 @@ struct LocalGradients {
   // gradient may be defined.
   std::vector<std::vector<bool>> cut;
   std::vector<LocalGradient> gradients;
+
+  // Returns the World of `stages`, or else of the meshes; nullptr where there are neither.
+  World* world(const std::optional<DeviceMesh>& stages) const {
+    if (stages) return &stages->world();
+    return meshes.empty() ? nullptr : &meshes.front().world();
+  }
 };
 
 // Returns the gradients of `parameters` that are defined on this rank. What is pending in a gradient is reduced first,
@@ -33,6 +40,13 @@ struct LocalGradients {
 // counts once. Ranks outside a gradient's mesh have none. Communicates under `op` for what is pending only. Throws
 // std::invalid_argument on an undefined parameter, and on a gradient that is not dense.
 LocalGradients local_gradients(const std::vector<at::Tensor>& parameters, const char* op);
+
+// Returns what `body` returns, which looks at this rank's stage alone. An exception in it may be of this stage alone:
+// if there are other stages, it fails the job, and is thrown on.
+template <typename Body>
+auto on_own_stage(const std::optional<DeviceMesh>& stages, const char* op, const Body& body) {
+  return stages && stages->size() > 1 ? failing(stages->world(), op, body) : body();
+}
 
 // Returns the pieces that have elements, those of one device and dtype together: LibTorch's fused operators take lists
 // of such tensors.

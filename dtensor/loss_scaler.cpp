@@ -21,7 +21,7 @@
 #include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
-#include "tessera/mesh/failing.h"
+#include "tessera/mesh/values_on_host.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -92,13 +92,10 @@ void LossScaler::unscale(const void* optimizer, const std::vector<at::Tensor>& p
   }
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
-  const auto read = [&] {
+  const detail::LocalGradients all = detail::on_own_stage(options_.stages, kOp, [&] {
     check_dtypes(parameters);
     return detail::local_gradients(parameters, kOp);
-  };
-  // They may be wrong on this stage alone.
-  const detail::LocalGradients all =
-      options_.stages && options_.stages->size() > 1 ? failing(options_.stages->world(), kOp, read) : read();
+  });
   const c10::Device device = all.gradients.empty() ? c10::Device(c10::kCPU) : all.gradients.front().piece.device();
   at::Tensor found = max_over_meshes(scale_back(all.gradients, state_.scale, device), all.meshes, kOp);
   if (options_.stages) {
@@ -108,6 +105,7 @@ void LossScaler::unscale(const void* optimizer, const std::vector<at::Tensor>& p
       found = all_reduce(found.to(stages.device()), stages, dim, ReduceOp::kMax);
     }
   }
+  if (const World* const world = all.world(options_.stages)) found = values_on_host(found, *world);
   progress_[optimizer].all_finite = found.item<float>() == 0;
 }
 

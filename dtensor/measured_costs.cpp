@@ -16,6 +16,7 @@
 
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/values_on_host.h"
 
 namespace tessera {
 namespace {
@@ -68,7 +69,7 @@ std::vector<double> times_of(const std::vector<Exchange>& exchanges, const Devic
     std::ranges::copy(times[static_cast<std::size_t>(i)], slowest[i].data_ptr<double>());
   slowest = slowest.to(mesh.device());
   for (int64_t d = 0; d < mesh.ndim(); ++d) slowest = all_reduce(slowest, mesh, d, ReduceOp::kMax);
-  const at::Tensor least = slowest.cpu().amin(0);
+  const at::Tensor least = values_on_host(slowest, mesh.world()).amin(0);
   return {least.data_ptr<double>(), least.data_ptr<double>() + least.numel()};
 }
 

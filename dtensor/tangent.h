@@ -14,12 +14,14 @@
 // which LibTorch has no formula.
 namespace tessera::detail {
 
-inline bool has_tangent(const at::Tensor& t) {
+// Returns false for most tensors without one, at little cost: has_tangent, which LibTorch answers, takes a lock for the
+// others. A view may have its base's tangent, and keep none yet.
+inline bool may_have_tangent(const at::Tensor& t) {
   const auto* const autograd = static_cast<torch::autograd::AutogradMeta*>(t.unsafeGetTensorImpl()->autograd_meta());
-  // LibTorch's own answer takes a lock. A view may have its base's tangent, and keep none yet.
-  if (autograd == nullptr || (autograd->fw_grad_ == nullptr && !autograd->is_view_)) return false;
-  return t._fw_grad(/*level=*/0).defined();
+  return autograd != nullptr && (autograd->fw_grad_ != nullptr || autograd->is_view_);
 }
+
+inline bool has_tangent(const at::Tensor& t) { return may_have_tangent(t) && t._fw_grad(/*level=*/0).defined(); }
 inline bool has_tangent(const std::optional<at::Tensor>& t) { return t && has_tangent(*t); }
 
 inline bool has_tangent(at::TensorList list) {

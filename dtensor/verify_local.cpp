@@ -10,6 +10,7 @@
 
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/values_on_host.h"
 
 namespace tessera {
 namespace {
@@ -24,7 +25,7 @@ int64_t content_hash(const at::Tensor& local) {
 std::vector<std::vector<int64_t>> gather_rows(const std::vector<int64_t>& row, const DeviceMesh& mesh) {
   at::Tensor rows = at::tensor(row, at::kLong).to(mesh.device()).unsqueeze(0);
   for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) rows = all_gather(rows, mesh, dim).flatten(0, 1);
-  rows = rows.cpu();
+  rows = values_on_host(rows, mesh.world());
   std::vector<std::vector<int64_t>> out;
   for (int64_t i = 0; i < rows.size(0); ++i) {
     const int64_t* begin = rows[i].const_data_ptr<int64_t>();

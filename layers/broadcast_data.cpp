@@ -14,6 +14,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/mesh_checks.h"
+#include "tessera/mesh/values_on_host.h"
 
 namespace tessera {
 namespace {
@@ -54,7 +55,7 @@ void check_data(const std::vector<std::string>& keys, const Data& data, at::Scal
 std::vector<int64_t> numbers_of_first(const std::vector<int64_t>& mine, std::size_t count, const DeviceMesh& mesh) {
   const at::Tensor given =
       mine.empty() ? at::empty({static_cast<int64_t>(count)}, at::kLong) : at::tensor(mine, at::kLong);
-  const at::Tensor got = broadcast(given.to(mesh.device()), mesh, 0, 0).cpu();
+  const at::Tensor got = values_on_host(broadcast(given.to(mesh.device()), mesh, 0, 0), mesh.world());
   return {got.const_data_ptr<int64_t>(), got.const_data_ptr<int64_t>() + count};
 }
 

@@ -8,6 +8,9 @@
 
 namespace tessera {
 
+// Is the longest time limit. A limit that is added to a point in time must not overflow.
+inline constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::seconds(1'000'000);
+
 // Holds the options in which one process group differs from the others of its world.
 struct GroupOptions {
   // Limits each wait in the group; empty: the world's limit.

@@ -122,6 +122,10 @@ GroupOptions GroupTable::normalized(GroupOptions options, c10::DeviceType device
         fmt::format("group options: a timeout of {} ms is not positive; leave it out for the world's {} ms",
                     options.timeout->count(), options_.timeout.count()));
   }
+  if (options.timeout.has_value() && *options.timeout > kLongestTimeout) {
+    throw std::invalid_argument(fmt::format("group options: a timeout of {} ms is too long; give at most {} ms",
+                                            options.timeout->count(), kLongestTimeout.count()));
+  }
   const Names backends = backends_of(device, options_.cpu_backend, options_.gloo_for_cuda);
   if (!options.backend.empty() && std::find(backends.begin(), backends.end(), options.backend) == backends.end()) {
     throw std::invalid_argument(fmt::format("group options: there is no backend '{}' for tensors on {}; use one of: {}",

@@ -30,10 +30,8 @@ class OrderlyEnd;
 // a collective first needs them, and has no limit for that.
 //
 // Invariants:
-//   - A group is not closed while this rank is in a collective, unless BackendGroup::closes_while_busy. Gloo wakes a
-//     waiting thread only when the other end of a connection closes, not when its own does (MPI calls
-//     GroupRequest::lost while it waits). A rank that waits therefore ends because another one closes its groups: the
-//     chain of ranks that wait for each other leads to a rank in no collective, whose watch closes them first.
+//   - A group is not closed while this rank is in a collective, unless BackendGroup::closes_while_busy, as those of
+//     Gloo, NCCL and threads. A rank that waits over MPI ends by GroupRequest::lost, which MPI's waits call.
 //   - get() with the same ranks, device and normalized options gives the same group, until adopt() replaces it.
 //   - The mutex is never held while a group is made.
 class GroupTable {

@@ -63,8 +63,11 @@ World::Exclusive::Exclusive(World& world) : world_(world) {
   if (world_.impl_->depth++ == 0) world_.impl_->owner_op = world_.current_op();
 }
 
+// The next owner is busy before it has set `progress`, and its call must not seem to last since then.
 World::Exclusive::~Exclusive() {
-  if (--world_.impl_->depth == 0) world_.impl_->owner.store(std::thread::id{});
+  if (--world_.impl_->depth > 0) return;
+  world_.impl_->progress = std::chrono::steady_clock::time_point::max();
+  world_.impl_->owner.store(std::thread::id{});
 }
 
 }  // namespace tessera

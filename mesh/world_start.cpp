@@ -47,6 +47,10 @@ void check_options(const WorldOptions& options) {
   if (options.timeout <= std::chrono::milliseconds::zero()) {
     throw std::invalid_argument(fmt::format("World: a timeout of {} ms is not positive", options.timeout.count()));
   }
+  if (options.timeout > kLongestTimeout) {
+    throw std::invalid_argument(fmt::format("World: a timeout of {} ms is too long; give at most {} ms",
+                                            options.timeout.count(), kLongestTimeout.count()));
+  }
 }
 
 // Without TESSERA_BACKEND, MPI is used only if this build's MPI has started the process: under the launcher of another

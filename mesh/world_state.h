@@ -97,9 +97,9 @@ struct World::Impl {
   CheckState checks;
   std::shared_ptr<Observers> observers = std::make_shared<Observers>();
   std::atomic<std::thread::id> owner{};
-  // Is when the owner's thread entered the call that it is in; far ahead where the call is over and an error is
-  // studied.
-  std::atomic<std::chrono::steady_clock::time_point> progress{};
+  // Is when the owner's thread entered the call that it is in; far ahead where there is none, or the call is over and
+  // an error is studied.
+  std::atomic<std::chrono::steady_clock::time_point> progress{std::chrono::steady_clock::time_point::max()};
   std::atomic<const char*> owner_op{""};  // that thread's operator; a second thread names it in its error
   std::once_flag host_size_read;
   std::mutex records_mutex;   // guards records_kept, and is held while records are written

@@ -21,8 +21,8 @@ class FakeWork : public c10d::Work {
   bool wait(std::chrono::milliseconds) override { return true; }
 };
 
-// This backend's collectives move nothing. An output is computed as if every rank had this rank's input where that is
-// cheap; other outputs are filled with zeros, so that later code sees valid numbers.
+// This backend's collectives move nothing. What is gathered is as if every rank had this rank's input, and a reduction
+// leaves this rank's terms; other outputs are filled with zeros, so that later code sees valid numbers.
 class FakeBackend : public c10d::Backend {
  public:
   FakeBackend(int rank, int size) : Backend(rank, size) {}

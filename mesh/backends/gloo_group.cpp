@@ -1,12 +1,15 @@
 // This is the only file that uses Gloo's names: libtorch_cpu contains its code, but LibTorch does not ship its headers.
 #include "tessera/mesh/backends/backend_group.h"
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
+#include <limits>
 #include <string>
-#include <utility>
+#include <vector>
 
+#include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "tessera/mesh/backends/own_address.h"
@@ -15,16 +18,18 @@
 namespace tessera {
 namespace {
 
-// Gives access to the connections: c10d cannot abort a Gloo group, and destroying one waits for collectives in
-// progress.
-struct Connections : c10d::ProcessGroupGloo {
-  static const auto& of(const c10d::ProcessGroupGloo& group) { return group.*(&Connections::contexts_); }
-};
+// Is the tag of a message that nobody sends.
+constexpr int kNeverSent = std::numeric_limits<int>::max();
 
-void close_connections(const c10d::ProcessGroupGloo& group) noexcept {
-  for (const auto& context : Connections::of(group)) {
+// c10d cannot abort a Gloo group, and destroying one waits for collectives in progress. Where a receive times out, Gloo
+// ends by an error whatever this rank has in progress with any peer, and closes the connections, by which the peers'
+// ends fail too. A receive from a peer that is lost already fails at once, and changes nothing for the others.
+void abort_gloo(c10d::ProcessGroupGloo& group) noexcept {
+  for (int peer = 0; peer < group.getSize(); ++peer) {
+    if (peer == group.getRank()) continue;
     try {
-      context->closeConnections();
+      std::vector<at::Tensor> nothing = {at::empty({1}, at::kByte)};
+      group.recv(nothing, peer, kNeverSent)->wait(std::chrono::milliseconds(1));
     } catch (const std::exception& error) {
       logger().debug("closing a Gloo group: {}", error.what());
     }
@@ -69,10 +74,10 @@ BackendGroup make_gloo_group(const GroupRequest& request) {
 }
 
 BackendGroup wrap_group(c10::intrusive_ptr<c10d::Backend> backend) {
-  const auto* const gloo = dynamic_cast<const c10d::ProcessGroupGloo*>(backend.get());
-  if (gloo != nullptr) survive_lost_peers();
-  const auto close = [backend, gloo] { gloo != nullptr ? close_connections(*gloo) : abort(*backend); };
-  return {.backend = std::move(backend), .close = close};
+  auto* const gloo = dynamic_cast<c10d::ProcessGroupGloo*>(backend.get());
+  if (gloo == nullptr) return {.backend = backend, .close = [backend] { abort(*backend); }};
+  survive_lost_peers();
+  return {.backend = backend, .close = [backend, gloo] { abort_gloo(*gloo); }, .closes_while_busy = true};
 }
 
 }  // namespace tessera

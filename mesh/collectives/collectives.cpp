@@ -33,7 +33,7 @@ at::Tensor gather_now(const Call& call, const at::Tensor& input) {
   check_tensor(call, input);
   Counts shape = {call.n()};
   shape.insert(shape.end(), input.sizes().begin(), input.sizes().end());
-  if (call.n() == 1) return row_major(input).unsqueeze(0);
+  if (call.n() == 1) return row_major(input.detach()).unsqueeze(0);
   if (input.numel() == 0) return input.new_empty(shape);
   return run_call(call.mesh, call.mesh_dim, [&] {
     return start_call(call, bytes_of(input), {.tensor = &input}, [&] { return gather_rows(call, row_major(input)); });
@@ -69,7 +69,7 @@ PendingCollective start_exchange(const char* kind, const at::Tensor& input, cons
                           fmt::join(input.sizes(), ", "), fmt::join(send, ", "), fmt::join(receive, ", "), call.n(),
                           mesh.mesh_dim_name(call.mesh_dim)));
   }
-  if (call.n() == 1) return PendingCollective(row_major(input));
+  if (call.n() == 1) return PendingCollective(row_major(input.detach()));
   return start_call(call, bytes_of(input), {.tensor = &input, .send = &send, .receive = &receive},
                     [&] { return exchange(call, row_major(input), send, receive); });
 }
@@ -88,7 +88,7 @@ PendingCollective start_all_gather(const at::Tensor& input, const Counts& counts
     refuse_piece(call, fmt::format("input of shape ({}) where counts [{}] give this rank {}; pass it flat",
                                    fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), mine));
   }
-  if (call.n() == 1 || sum == 0) return PendingCollective(row_major(input));
+  if (call.n() == 1 || sum == 0) return PendingCollective(row_major(input.detach()));
   return start_call(call, bytes_of(input), {.tensor = &input, .counts = &counts},
                     [&] { return gather(call, row_major(input), counts); });
 }
@@ -99,7 +99,7 @@ PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& me
   check_tensor(call, input);
   const at::ScalarType dtype = input.scalar_type();
   reduced_as(dtype, op, call.kind);  // or throws, on every rank
-  if (call.n() == 1) return PendingCollective(row_major(input));
+  if (call.n() == 1) return PendingCollective(row_major(input.detach()));
   if (input.numel() == 0) return PendingCollective(input.new_empty(input.sizes()));
   return start_call(call, bytes_of(input), {.tensor = &input, .op = op}, [&] {
     const at::Tensor terms = to_reducible(row_major(input), op, call.kind);
@@ -120,7 +120,7 @@ PendingCollective start_reduce_scatter(const at::Tensor& input, const Counts& co
     refuse_piece(call, fmt::format("input of shape ({}) where counts [{}] add up to {}; pass it flat",
                                    fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), sum));
   }
-  if (call.n() == 1 || sum == 0) return PendingCollective(row_major(input));
+  if (call.n() == 1 || sum == 0) return PendingCollective(row_major(input.detach()));
   const Intent intent{.tensor = &input, .op = op, .counts = same(counts, counts[0]) ? nullptr : &counts};
   return start_reduce_parts(call, input, counts, intent, op);
 }
@@ -154,7 +154,7 @@ at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64
   const Call call = begin_call("reduce_scatter", mesh, mesh_dim, WaitTime::kAtOnce);
   check_rows(call, input);
   reduced_as(input.scalar_type(), op, call.kind);  // or throws, on every rank
-  if (call.n() == 1) return row_major(input).select(0, 0);
+  if (call.n() == 1) return row_major(input.detach()).select(0, 0);
   const at::IntArrayRef row = input.sizes().slice(1);
   if (input.numel() == 0) return input.new_empty(row);
   return run_call(mesh, mesh_dim,
@@ -187,7 +187,7 @@ at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t me
   const Call call = begin_call("broadcast", mesh, mesh_dim, WaitTime::kAtOnce);
   check_tensor(call, input);
   check_source(call, source);
-  if (call.n() == 1) return row_major(input);
+  if (call.n() == 1) return row_major(input.detach());
   if (input.numel() == 0) return input.new_empty(input.sizes());
   const bool sends = mesh.local_rank(call.mesh_dim) == source;
   return run_call(mesh, mesh_dim, [&] {
@@ -206,7 +206,7 @@ at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const Device
   check_source(call, source);
   const bool sends = mesh.local_rank(call.mesh_dim) == source;
   if (sends) check_scattered(call, input, like);
-  if (call.n() == 1) return row_major(input).select(0, 0);
+  if (call.n() == 1) return row_major(input.detach()).select(0, 0);
   if (like.numel() == 0) return like.new_empty(like.sizes());
   return run_call(mesh, mesh_dim, [&] {
     return start_call(call, sends ? bytes_of(input) : 0, {.tensor = &like, .source = source},

@@ -19,14 +19,15 @@ namespace tessera {
 //   - send any dtype, as bytes where the backend does not have it. Dtypes that a backend cannot reduce (int8, int16,
 //     uint16, uint32, float8) are widened, reduced and narrowed. bool is reduced as 0 and 1, by max, min and bitwise
 //     operations only. avg of integers, and bitwise operations on other dtypes, are refused;
-//   - communicate nothing for tensors that are empty on every rank;
+//   - communicate nothing for tensors that are empty on every rank, except all_to_all and permute;
 //   - have no gradient.
 //
 // On the CPU, reduce_scatter reduces in the order of coordinates.
 //
 // Throws std::invalid_argument on arguments (before communicating), std::runtime_error when the group fails (see World)
-// or another thread of this rank is in a collective. Counts and a piece that do not fit, which may be so on this rank
-// alone, fail the job too; so does a second thread. A rank outside the mesh must not call them.
+// or another thread of this rank is in a collective. Counts and a piece that do not fit them, which may be so on this
+// rank alone, fail the job too; so does a second thread. Other wrong arguments, such as a number of rows, are refused
+// on the ranks that pass them, which must be all. A rank outside the mesh must not call them.
 
 // [*] -> [n, *]: row i is the tensor of coordinate i. Shapes must be equal on every rank.
 at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim);

@@ -15,6 +15,7 @@
 #include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/values_on_host.h"
 
 namespace tessera {
 namespace {
@@ -44,7 +45,7 @@ void check_replicated(const at::Tensor& plain, const DeviceMesh& mesh, const std
   const auto gather = [&](const at::Tensor& row) {
     at::Tensor rows = row.to(mesh.device()).unsqueeze(0);
     for (const int64_t dim : mesh_dims) rows = all_gather(rows, mesh, dim).flatten(0, 1);
-    return rows.cpu();
+    return values_on_host(rows, world);
   };
   check_alike(fmt::format("Checked: {}: a plain tensor that counts as replicated is not the same on every rank of {}",
                           who, mesh.to_string()),

@@ -166,12 +166,8 @@ Placements mask_gradient(const at::Tensor& mask, const Placements& query) {
 }
 
 bool any_tangent(const Operands& in) {
-  // Most tensors cannot have one, which takes no lock to see.
-  const auto may_have = [](const at::Tensor& t) {
-    const auto* const autograd = static_cast<torch::autograd::AutogradMeta*>(t.unsafeGetTensorImpl()->autograd_meta());
-    return autograd != nullptr && (autograd->fw_grad_ != nullptr || autograd->is_view_);
-  };
-  const bool may = may_have(in.query) || may_have(in.key) || may_have(in.value) || (in.masked() && may_have(*in.mask));
+  const bool may = detail::may_have_tangent(in.query) || detail::may_have_tangent(in.key) ||
+                   detail::may_have_tangent(in.value) || (in.masked() && detail::may_have_tangent(*in.mask));
   if (!may || !detail::in_forward_mode()) return false;
   return detail::has_tangent(in.query) || detail::has_tangent(in.key) || detail::has_tangent(in.value) ||
          (in.masked() && detail::has_tangent(*in.mask));

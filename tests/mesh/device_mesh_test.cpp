@@ -202,6 +202,8 @@ TEST_CASE("options that no mesh dimension can have are refused") {
   check_refused(with({{"tp", {.timeout = 0ms}}}),
                 "a timeout of 0 ms is not positive; leave it out for the world's 300000 ms");
   check_refused(with({{"tp", {.timeout = -5ms}}}), "a timeout of -5 ms is not positive");
+  check_refused(with({{"tp", {.timeout = std::chrono::milliseconds::max()}}}),
+                "ms is too long; give at most 1000000000");
   check_refused(with({{"tp", {.backend = "ucc"}}}), "there is no backend 'ucc' for tensors on cpu; use one of: gloo");
   check_refused(with({{"tp", {.backend = "nccl"}}}), "there is no backend 'nccl' for tensors on cpu");
   check_refused([&] { world->group({0, 1}, c10::kCPU, {.backend = "Gloo"}); }, "there is no backend 'Gloo'");

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <fcntl.h>
@@ -147,6 +148,26 @@ void fail_on_grid(const std::shared_ptr<World>& world) {
       });
 }
 
+// The rank that fails has started a collective in which the others take no part.
+void fail_with_a_collective_begun(const DeviceMesh& mesh) {
+  run(
+      mesh.world(),
+      [&] {
+        {
+          // Over Gloo the second one is made of messages.
+          const PendingCollective few = start_all_reduce(at::ones({7}), mesh, 0, ReduceOp::kSum);
+          const std::vector<int64_t> counts(static_cast<std::size_t>(mesh.size()), 1 << 20);
+          const PendingCollective many = start_all_gather(at::ones({1 << 20}), counts, mesh, 0);
+          throw_in_callback(mesh.world());
+        }
+        say("is over");
+      },
+      [&] {
+        nap(1000);
+        reduce(mesh);
+      });
+}
+
 void fail_in_scatter(const DeviceMesh& mesh) {
   World& world = mesh.world();
   const int64_t source = world.size() - 1;
@@ -263,6 +284,7 @@ void fail(const std::string& how) {
     return reduce(mesh);
   }
   if (what == "scatters a wrong shape") return fail_in_scatter(mesh);
+  if (what == "throws with a collective begun") return fail_with_a_collective_begun(mesh);
   if (what == "does not come")
     return run(
         *world, [] { nap(4000); }, wait);

@@ -49,6 +49,15 @@ TEST_CASE("a rank throws while the others compute: their next collective throws 
   check_others_ended(run_job("throws while others compute", 3), 3, {"rank 2 " + kThrown});
 }
 
+TEST_CASE("a rank throws while a collective that it has started is not done: it does not wait for its limit") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  const Job job = run_job("throws with a collective begun", 3);
+  check_others_ended(job, 3, {"rank 2 " + kThrown});
+  const std::vector<Line> over = job.starting_with(2, "is over");
+  REQUIRE(over.size() == 1);
+  CHECK(std::chrono::duration<double>(over[0].time - job.starting_with(2, "fault").at(0).time).count() < 5);
+}
+
 TEST_CASE("a rank throws before a group is made: those that make it do not wait") {
   TESSERA_SKIP_WITHOUT_MPI();
   check_others_ended(run_job("throws before the groups are made", 3), 3,

@@ -78,6 +78,8 @@ TEST_CASE("options that fit no world are refused") {
   WorldOptions no_time = options_of(0, 1);
   no_time.timeout = std::chrono::milliseconds(0);
   check_refused([&] { World::create(no_time); }, "a timeout of 0 ms is not positive");
+  no_time.timeout = std::chrono::milliseconds::max();
+  check_refused([&] { World::create(no_time); }, "ms is too long; give at most 1000000000 ms");
   WorldOptions local = options_of(0, 1);
   local.local_size = 2;
   check_refused([&] { World::create(local); }, "local rank 0 of 2 does not fit a world of 1");

@@ -294,15 +294,34 @@ TESSERA_RANKS_TEST_CASE("any strides and lazy conjugates go in, contiguous tenso
              at::complex(at::ones({2}, on(at::kFloat)), at::full({2}, -2.f, on(at::kFloat)))));
 }
 
-TESSERA_RANKS_TEST_CASE("no gradient passes a collective, and inference mode is fine", {2}) {
+TESSERA_RANKS_TEST_CASE("complex numbers of 32 bits are reduced, few and many", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = world()->size();
+  const auto filled = [&](at::IntArrayRef shape, double value) {
+    return at::full(shape, value, on(at::kFloat)).to(at::kComplexHalf);
+  };
+  for (const int64_t count : {int64_t{4}, int64_t{1} << 20}) {
+    CAPTURE(count);
+    const at::Tensor mine = filled({count}, static_cast<double>(world()->rank() + 1));
+    const auto sum = static_cast<double>(n * (n + 1) / 2);
+    CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kSum), filled({count}, sum)));
+    CHECK(same(reduce_scatter(mine.expand({n, count}), mesh, 0, ReduceOp::kSum), filled({count}, sum)));
+    CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kAvg), filled({count}, sum / static_cast<double>(n))));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("no gradient passes a collective, and inference mode is fine", {1, 2}) {
   const DeviceMesh mesh = line();
   at::Tensor input = at::ones({2}, on(at::kFloat));
   input.requires_grad_(true);
   CHECK_FALSE(all_reduce(input * 2, mesh, 0, ReduceOp::kSum).requires_grad());
   CHECK_FALSE(all_gather(input, mesh, 0).requires_grad());
+  CHECK_FALSE(broadcast(input, mesh, 0, 0).requires_grad());
+  const auto n = static_cast<float>(world()->size());
   const c10::InferenceMode inference;
-  CHECK(all_reduce(at::ones({2}, on(at::kFloat)), mesh, 0, ReduceOp::kSum).sum().item<float>() == 4);
-  CHECK(reduce_scatter(at::ones({2, 2}, on(at::kFloat)), mesh, 0, ReduceOp::kAvg).sum().item<float>() == 2);
+  CHECK(all_reduce(at::ones({2}, on(at::kFloat)), mesh, 0, ReduceOp::kSum).sum().item<float>() == 2 * n);
+  const at::Tensor rows = at::ones({world()->size(), 2}, on(at::kFloat));
+  CHECK(reduce_scatter(rows, mesh, 0, ReduceOp::kAvg).sum().item<float>() == 2);
 }
 
 TESSERA_RANKS_TEST_CASE("each mesh dimension has its own groups, and a slice shares them", {4}) {

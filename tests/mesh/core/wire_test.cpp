@@ -7,6 +7,7 @@
 
 using tessera::as_sizes;
 using tessera::row_major;
+using tessera::sum_rows;
 
 TEST_CASE("as_sizes: a tensor that nobody else holds is reshaped where it is, and no other") {
   at::Tensor alone = at::arange(6);
@@ -28,6 +29,26 @@ TEST_CASE("as_sizes: the first elements of a longer tensor, from where it begins
   CHECK(at::equal(as_sizes(longer, {2, 2}), at::arange(3, 7).view({2, 2})));
   at::Tensor given = at::arange(10).narrow(0, 3, 7);
   CHECK(at::equal(as_sizes(std::move(given), {2, 2}), at::arange(3, 7).view({2, 2})));
+}
+
+TEST_CASE("sum_rows: each column is added in the order of rows, and rounded once") {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    // Large rows that cancel leave of the small one what was added after them.
+    for (const int64_t count : {3, 4, 5, 8, 9}) {
+      CAPTURE(count);
+      at::Tensor rows = at::zeros({count, 83}, dtype);
+      rows[0].fill_(1e8);
+      rows[1].fill_(1);
+      rows[count - 1].fill_(-1e8);
+      at::Tensor out = at::empty({83}, dtype);
+      sum_rows(rows, out);
+      CHECK(at::equal(out, at::zeros({83}, dtype)));
+      rows[1].copy_(rows[count - 1]);
+      rows[count - 1].fill_(1);
+      sum_rows(rows, out);
+      CHECK(at::equal(out, at::ones({83}, dtype)));
+    }
+  }
 }
 
 TEST_CASE("row_major: values of views, conjugates and negatives, and the tensor itself where it is so") {
