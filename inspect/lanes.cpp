@@ -29,8 +29,9 @@ std::vector<LaneSlice> module_slices(const std::vector<LaneSlice>& operators, co
       goes_on = false;
     } else if (goes_on && out.back().name == module) {
       out.back().end_ns = std::max(out.back().end_ns, each.end_ns);
+      out.back().is_open = out.back().is_open || each.is_open;
     } else {
-      out.push_back({.name = module, .begin_ns = each.begin_ns, .end_ns = each.end_ns});
+      out.push_back({.name = module, .begin_ns = each.begin_ns, .end_ns = each.end_ns, .is_open = each.is_open});
       goes_on = true;
     }
   }
@@ -86,7 +87,7 @@ std::vector<Lane> lanes_of(const std::vector<Record>& records) {
   std::map<int64_t, OfRank> ranks;
   for (const Record& record : records) {
     int64_t& last = ranks[record.rank].last_ns;
-    last = std::max({last, record.begin_ns, record.end_ns});
+    last = std::max({last, record.begin_ns, record.waited_from_ns, record.end_ns});
   }
   for (std::size_t i = 0; i < records.size(); ++i) {
     const Record& record = records[i];
@@ -94,7 +95,8 @@ std::vector<Lane> lanes_of(const std::vector<Record>& records) {
     here.of(record).push_back({.name = record.name,
                                .begin_ns = record.begin_ns,
                                .end_ns = record.has_ended() ? record.end_ns : here.last_ns,
-                               .record = static_cast<int64_t>(i)});
+                               .record = static_cast<int64_t>(i),
+                               .is_open = !record.has_ended()});
   }
   std::vector<Lane> lanes;
   for (auto& [rank, here] : ranks) {

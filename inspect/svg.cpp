@@ -3,20 +3,41 @@
 #include <cmath>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 namespace tessera {
 namespace {
 
 constexpr double kFontSize = 12;
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
 // Two decimals, without zeros at the end.
 std::string number(double value) { return fmt::format("{:g}", std::round(value * 100) / 100); }
+
+// Returns the text as UTF-8 without U+FFFE and U+FFFF.
+std::string as_utf8(std::string_view text) {
+  using Json = nlohmann::json;
+  const std::string written = Json(std::string(text)).dump(-1, ' ', false, Json::error_handler_t::replace);
+  auto out = Json::parse(written).get<std::string>();
+  for (const std::string_view refused : {"\xEF\xBF\xBE", "\xEF\xBF\xBF"}) {
+    for (auto at = out.find(refused); at != std::string::npos; at = out.find(refused, at)) {
+      out.replace(at, refused.size(), kReplacement);
+    }
+  }
+  return out;
+}
+
+bool is_refused(char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n'; }
 
 }  // namespace
 
 std::string xml_text(std::string_view text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : as_utf8(text)) {
+    if (is_refused(c)) {
+      out += kReplacement;
+      continue;
+    }
     switch (c) {
       case '<': out += "&lt;"; break;
       case '>': out += "&gt;"; break;

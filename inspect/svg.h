@@ -20,7 +20,8 @@ class Svg {
   std::string body_;
 };
 
-// Returns the text with <, >, & and quotes written as XML does.
+// Returns the text with <, >, & and quotes written as XML does. Bytes that are no UTF-8, and characters that XML
+// refuses or changes (control characters other than tab and newline, U+FFFE and U+FFFF), become U+FFFD.
 std::string xml_text(std::string_view text);
 // Returns the width in pixels that a text of the picture's font may take.
 double text_width(std::string_view text);

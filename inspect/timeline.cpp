@@ -64,14 +64,21 @@ class Timeline {
  private:
   double x_of(int64_t ns) const { return left_ + static_cast<double>(std::clamp(ns, begin_, end_) - begin_) * scale_; }
 
+  // What has not ended is inside also where it begins and seems to end at the edge of the picture.
+  bool is_outside(const LaneSlice& slice) const {
+    if (slice.is_open) return slice.end_ns < begin_ || slice.begin_ns > end_;
+    return slice.end_ns <= begin_ || slice.begin_ns >= end_;
+  }
+
   void draw(const Lane& lane) {
     svg_.text(kMargin, y_ + kRow - 5, lane.name, "fill=\"#666\"");
     svg_.rect(left_, y_, options_.width - left_ - kMargin, kRow - 2, "fill=\"#f4f4f4\"");
     double drawn_to = -1;
     for (const LaneSlice& slice : lane.slices) {
-      if (slice.end_ns <= begin_ || slice.begin_ns >= end_) continue;
-      const double x = x_of(slice.begin_ns), end = x_of(slice.end_ns);
-      if (end - x < kNarrow && x - drawn_to < kNarrow) continue;
+      if (is_outside(slice)) continue;
+      const double end = x_of(slice.end_ns);
+      const double x = slice.is_open ? std::min(x_of(slice.begin_ns), x_of(end_) - kNarrow) : x_of(slice.begin_ns);
+      if (!slice.is_open && end - x < kNarrow && x - drawn_to < kNarrow) continue;
       drawn_to = end;
       bar(slice, x, std::max(kNarrow, end - x));
     }
@@ -83,7 +90,7 @@ class Timeline {
     const double ms = static_cast<double>(slice.end_ns - slice.begin_ns) / 1e6;
     svg_.rect(x, y_, width, kRow - 2,
               fmt::format("fill=\"{}\"{}", svg_color(found->second), width > 4 ? " stroke=\"#fff\"" : ""),
-              fmt::format("{}, {:.3f} ms", slice.name, ms));
+              fmt::format("{}, {:.3f} ms{}", slice.name, ms, slice.is_open ? ", has not ended" : ""));
     if (text_width(slice.name) + 6 <= width) svg_.text(x + 3, y_ + kRow - 6, slice.name);
   }
 

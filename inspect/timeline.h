@@ -16,8 +16,9 @@ struct TimelineOptions {
 
 // Draws records as an SVG: below each rank its lanes (see inspect/lanes.h), each as one row of bars, where what nests
 // is drawn over what is around it, and names where they fit. Below stands a scale in milliseconds. Bars that are less
-// than half a pixel wide and touch the one before are left out. It reads nothing but its arguments. To draw one
-// training step, give begin_ns and end_ns of the Record of its span.
+// than half a pixel wide and touch the one before are left out; a record that has not ended is drawn even if nothing
+// was recorded after it began. It reads nothing but its arguments. To draw one training step, give begin_ns and end_ns
+// of the Record of its span.
 std::string timeline_svg(const std::vector<Record>& records, const TimelineOptions& options = {});
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -16,30 +17,11 @@
 #include "tessera/inspect/clock_offset.h"
 #include "tessera/inspect/lanes.h"
 #include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/failing.h"
+#include "tessera/mesh/record_file.h"
+#include "tessera/mesh/values_on_host.h"
 
 namespace tessera {
-
-// These two are found by nlohmann's json.
-static void to_json(nlohmann::json& out, const Record& r) {
-  out = {
-      r.sequence, static_cast<int>(r.kind), r.name, r.path, r.begin_ns, r.end_ns, r.op, r.mesh_dim, r.ranks, r.serial,
-      r.bytes,    r.waited_from_ns};
-}
-static void from_json(const nlohmann::json& in, Record& r) {
-  r.sequence = in.at(0).get<uint64_t>();
-  r.kind = static_cast<RecordKind>(in.at(1).get<int>());
-  r.name = in.at(2).get<std::string>();
-  r.path = in.at(3).get<std::string>();
-  r.begin_ns = in.at(4).get<int64_t>();
-  r.end_ns = in.at(5).get<int64_t>();
-  r.op = in.at(6).get<std::string>();
-  r.mesh_dim = in.at(7).get<std::string>();
-  r.ranks = in.at(8).get<std::vector<int64_t>>();
-  r.serial = in.at(9).get<int64_t>();
-  r.bytes = in.at(10).get<int64_t>();
-  r.waited_from_ns = in.at(11).get<int64_t>();
-}
-
 namespace {
 
 constexpr int64_t kBarriers = 8;
@@ -53,7 +35,8 @@ DeviceMesh as_one_dimension(const DeviceMesh& mesh) {
 
 std::vector<int64_t> gather_numbers(const std::vector<int64_t>& mine, const DeviceMesh& mesh) {
   const at::Tensor all =
-      all_gather(at::tensor(mine, at::kLong).to(mesh.device()).unsqueeze(0), mesh, 0).cpu().contiguous();
+      values_on_host(all_gather(at::tensor(mine, at::kLong).to(mesh.device()).unsqueeze(0), mesh, 0), mesh.world())
+          .contiguous();
   const auto* const begin = all.const_data_ptr<int64_t>();
   return {begin, begin + all.numel()};
 }
@@ -83,7 +66,7 @@ std::vector<std::vector<uint8_t>> gather_bytes(const std::vector<uint8_t>& mine,
   std::vector<int64_t> counts(sizes.size(), 0), received(sizes.size(), 0);
   counts.front() = sent.numel();
   if (mesh.local_rank(0) == 0) received = sizes;
-  const at::Tensor all = all_to_all(sent.to(mesh.device()), counts, received, mesh, 0).cpu();
+  const at::Tensor all = values_on_host(all_to_all(sent.to(mesh.device()), counts, received, mesh, 0), mesh.world());
   std::vector<std::vector<uint8_t>> out;
   const auto* next = static_cast<const uint8_t*>(all.const_data_ptr());
   for (const int64_t size : received) {
@@ -139,6 +122,20 @@ void add_lane(nlohmann::json& events, const Lane& lane, int64_t tid, const std::
   }
 }
 
+// Returns the number of each rank's first record.
+std::map<int64_t, uint64_t> first_sequences(const std::vector<Record>& records) {
+  std::map<int64_t, uint64_t> first;
+  for (const Record& record : records) {
+    const auto [known, is_new] = first.emplace(record.rank, record.sequence);
+    if (!is_new) known->second = std::min(known->second, record.sequence);
+  }
+  return first;
+}
+
+std::string process_name(int64_t rank, uint64_t first) {
+  return first > 1 ? fmt::format("rank {}, from its record {} on", rank, first) : fmt::format("rank {}", rank);
+}
+
 }  // namespace
 
 std::vector<Record> gather_records(const DeviceMesh& given) {
@@ -148,18 +145,19 @@ std::vector<Record> gather_records(const DeviceMesh& given) {
   const World::Scope scope(given.world(), kOp);
   const DeviceMesh mesh = as_one_dimension(given);
   const std::vector<int64_t> offsets = clock_offsets(mesh);
-  const std::vector<std::vector<uint8_t>> all = gather_bytes(nlohmann::json::to_cbor(nlohmann::json(mine)), mesh);
+  // This rank alone may lack the memory for what it encodes or decodes, while the others go on to a collective.
+  const std::vector<uint8_t> sent = failing(given.world(), kOp, [&] { return encode_records(mine); });
+  const std::vector<std::vector<uint8_t>> all = gather_bytes(sent, mesh);
   if (mesh.local_rank(0) != 0) return {};
-  std::vector<Record> out;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    auto records = nlohmann::json::from_cbor(all[i]).get<std::vector<Record>>();
-    move_times(records, -offsets[i]);
-    for (Record& record : records) {
-      record.rank = mesh.mesh().ranks()[i];
-      out.push_back(std::move(record));
+  return failing(given.world(), kOp, [&] {
+    std::vector<Record> out;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      std::vector<Record> records = decode_records(all[i], mesh.mesh().ranks()[i]);
+      move_times(records, -offsets[i]);
+      for (Record& record : records) out.push_back(std::move(record));
     }
-  }
-  return out;
+    return out;
+  });
 }
 
 std::string chrome_trace(const std::vector<Record>& records) {
@@ -167,25 +165,28 @@ std::string chrome_trace(const std::vector<Record>& records) {
   for (const Record& record : records) origin = std::min(origin, record.begin_ns);
   nlohmann::json events = nlohmann::json::array();
   int64_t tid = 0;
+  const std::map<int64_t, uint64_t> first = first_sequences(records);
   const std::vector<Lane> lanes = lanes_of(records);
   for (std::size_t i = 0; i < lanes.size(); ++i) {
     const int64_t rank = lanes[i].rank;
     if (i == 0 || lanes[i - 1].rank != rank) {
       tid = 0;
-      events.push_back(metadata("process_name", rank, 0, {{"name", fmt::format("rank {}", rank)}}));
+      events.push_back(metadata("process_name", rank, 0, {{"name", process_name(rank, first.at(rank))}}));
       events.push_back(metadata("process_sort_index", rank, 0, {{"sort_index", rank}}));
     }
     add_lane(events, lanes[i], ++tid, records, origin);
   }
-  return nlohmann::json({{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}})
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  nlohmann::json trace = {{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}};
+  if (!records.empty()) trace["otherData"]["begins at"] = utc_text(origin);
+  return trace.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 void write_trace(const DeviceMesh& mesh, const std::string& path) {
   if (!mesh.is_member()) return;
   const std::vector<Record> records = gather_records(mesh);
   Agreement({mesh}, kOp).run([&] {
-    if (mesh.world().rank() != mesh.mesh().ranks().front()) return;
+    // In a fake world each rank is alone, and has its own records.
+    if (mesh.world().rank() != mesh.mesh().ranks().front() && !mesh.world().is_fake()) return;
     const std::string trace = chrome_trace(records);
     AtomicFile file(path);
     file.write(trace.data(), static_cast<int64_t>(trace.size()));

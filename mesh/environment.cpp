@@ -236,6 +236,11 @@ void read_secret(const EnvironmentVariables& variables, Environment& environment
   throw std::invalid_argument("environment: TESSERA_SECRET and TESSERA_SECRET_FILE are both set; unset one");
 }
 
+int64_t restarts_of(const EnvironmentVariables& variables) {
+  const std::string text = value_or_empty(variables, "TORCHELASTIC_RESTART_COUNT");
+  return text.empty() ? 0 : parse_number("TORCHELASTIC_RESTART_COUNT", text);
+}
+
 void read_address(const EnvironmentVariables& variables, Environment& environment) {
   environment.store_path = value_or_empty(variables, "TESSERA_STORE");
   environment.master_address = value_or_empty(variables, "MASTER_ADDR");
@@ -248,8 +253,7 @@ void read_address(const EnvironmentVariables& variables, Environment& environmen
   }
   const std::string agent = value_or_empty(variables, "TORCHELASTIC_USE_AGENT_STORE");
   environment.agent_store = agent == "True" || agent == "true" || agent == "1";
-  const std::string restarts = value_or_empty(variables, "TORCHELASTIC_RESTART_COUNT");
-  if (!restarts.empty()) environment.restart_count = parse_number("TORCHELASTIC_RESTART_COUNT", restarts);
+  environment.restart_count = restarts_of(variables);
 }
 
 // Without local variables, all ranks count as on one host if they find each other through a file or a loopback address;
@@ -333,6 +337,12 @@ bool checked_by(const EnvironmentVariables& variables) {
   throw std::invalid_argument(fmt::format("environment: TESSERA_CHECKED={} is neither 0 nor 1", text));
 }
 
+std::string records_folder_by(const EnvironmentVariables& variables) {
+  const std::string folder = value_or_empty(variables, "TESSERA_RECORDS");
+  const int64_t restarts = folder.empty() ? 0 : restarts_of(variables);
+  return restarts > 0 ? fmt::format("{}/restart_{}", folder, restarts) : folder;
+}
+
 Environment resolve_environment(const EnvironmentVariables& variables) {
   Environment environment;
   read_address(variables, environment);
@@ -348,9 +358,7 @@ Environment resolve_environment(const EnvironmentVariables& variables) {
   environment.size = *found->size;
   environment.job_id = job_id_of(variables, found->launcher);
   read_secret(variables, environment);
-  environment.records_folder = value_or_empty(variables, "TESSERA_RECORDS");
-  if (!environment.records_folder.empty() && environment.restart_count > 0)
-    environment.records_folder += fmt::format("/restart_{}", environment.restart_count);
+  environment.records_folder = records_folder_by(variables);
   environment.job_key = job_key_of(variables, found->launcher);
   fill_local(*found, environment);
   read_backend(variables, found, environment);

@@ -71,6 +71,10 @@ Environment resolve_environment(const EnvironmentVariables& variables);
 // values.
 bool checked_by(const EnvironmentVariables& variables);
 
+// Returns the folder of TESSERA_RECORDS, as Environment::records_folder has it, or "" where it is unset or empty.
+// Throws std::invalid_argument where TORCHELASTIC_RESTART_COUNT is no number.
+std::string records_folder_by(const EnvironmentVariables& variables);
+
 // Returns the environment variables of this process.
 EnvironmentVariables process_environment();
 

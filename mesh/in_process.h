@@ -35,12 +35,18 @@ struct InProcessOptions {
 // ranks have ended, this function then throws std::runtime_error, in which the error of the rank that failed first is
 // nested: "rank 2 of 8: index 7 is out of range". When a rank's body returns while others still wait for it, these get
 // an error that says so. Throws std::invalid_argument when size < 1.
+//
+// With TESSERA_RECORDS=FOLDER every rank writes its records when one throws, as the processes of a job do (and to
+// FOLDER/restart_1 after a restart); a single rank writes none. A file is named by its rank alone, so each run begins
+// by removing the files of the one before, and runs at the same time, also in processes of one job, replace each
+// other's.
 void run_in_process(int64_t size, const std::function<void(const std::shared_ptr<World>&)>& body,
                     const InProcessOptions& options = {});
 
 // Returns the Worlds of such ranks, ordered by rank, for threads that the caller starts: give each thread one. A rank
 // leaves its groups when its World is destroyed. Under autocast each thread must first call
-// at::autocast::set_autocast_cache_enabled(false).
+// at::autocast::set_autocast_cache_enabled(false). TESSERA_RECORDS holds for them too: a rank that fails calls
+// World::fail.
 std::vector<std::shared_ptr<World>> make_in_process_worlds(int64_t size, const InProcessOptions& options = {});
 
 }  // namespace tessera

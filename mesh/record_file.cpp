@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <optional>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
 
 #include <fcntl.h>
@@ -21,8 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr const char* kStart = "records.";
-constexpr const char* kEnd = ".jsonl";
+constexpr std::string_view kStart = "records.";
+constexpr std::string_view kEnd = ".jsonl";
 
 Json to_line(const Record& r) {
   return {
@@ -94,6 +98,29 @@ std::string text_of(const RankRecords& records) {
   return out;
 }
 
+// Returns the rank whose file has this name, 3 for "records.3.jsonl", or nullopt for another file's name.
+std::optional<int64_t> rank_of(std::string_view name) {
+  if (name.size() <= kStart.size() + kEnd.size() || !name.starts_with(kStart) || !name.ends_with(kEnd)) {
+    return std::nullopt;
+  }
+  const std::string_view digits = name.substr(kStart.size(), name.size() - kStart.size() - kEnd.size());
+  int64_t rank = -1;
+  std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+  if (rank < 0 || std::to_string(rank) != digits) return std::nullopt;
+  return rank;
+}
+
+// Returns the files of records in a folder, by rank.
+std::map<int64_t, fs::path> files_in(const std::string& folder, std::error_code& error) {
+  std::map<int64_t, fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    std::error_code ignored;
+    const std::optional<int64_t> rank = rank_of(entry.path().filename().string());
+    if (rank && !fs::is_directory(entry.symlink_status(ignored))) files.emplace(*rank, entry.path());
+  }
+  return files;
+}
+
 // Makes the folder, for this user alone, unless it is there. Returns "", or why it cannot hold records: another user
 // could replace them in a folder that is theirs. Containers often have a folder of root's.
 std::string make_folder(const std::string& name) {
@@ -147,7 +174,10 @@ std::string prepare_records(const std::string& folder, int64_t rank, int64_t siz
     std::string reason = make_folder(folder);
     std::error_code ignored;
     fs::remove(records_file(folder, rank), ignored);
-    for (int64_t other = size; rank == 0 && fs::remove(records_file(folder, other), ignored);) ++other;
+    if (rank != 0) return reason;
+    for (const auto& [other, file] : files_in(folder, ignored)) {
+      if (other >= size) fs::remove(file, ignored);
+    }
     return reason;
   } catch (const std::exception& error) {
     return error.what();
@@ -157,10 +187,7 @@ std::string prepare_records(const std::string& folder, int64_t rank, int64_t siz
 std::vector<RankRecords> read_all_records(const std::string& folder) {
   std::vector<RankRecords> all;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with(kStart) && name.ends_with(kEnd)) all.push_back(read_records(entry.path()));
-  }
+  for (const auto& [rank, file] : files_in(folder, error)) all.push_back(read_records(file));
   if (all.empty()) {
     throw std::invalid_argument(
         fmt::format("{} holds no rank's records{}; name the folder that TESSERA_RECORDS named when the job failed, or "
@@ -169,6 +196,19 @@ std::vector<RankRecords> read_all_records(const std::string& folder) {
   }
   std::ranges::sort(all, {}, &RankRecords::rank);
   return all;
+}
+
+std::vector<uint8_t> encode_records(const std::vector<Record>& records) {
+  Json all = Json::array();
+  for (const Record& each : records) all.push_back(to_line(each));
+  return Json::to_cbor(all);
+}
+
+std::vector<Record> decode_records(const std::vector<uint8_t>& bytes, int64_t rank) {
+  std::vector<Record> records;
+  const Json all = Json::from_cbor(bytes);
+  for (const Json& each : all) records.push_back(record_of(each, rank));
+  return records;
 }
 
 }  // namespace tessera

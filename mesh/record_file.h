@@ -24,11 +24,16 @@ std::string records_file(const std::string& folder, int64_t rank);
 // with the path and the system's text, or where the folder is neither this user's nor root's.
 void write_records(const std::string& folder, const RankRecords& records);
 // Makes the folder, and returns "" or why it cannot hold records. Removes what an earlier job or attempt has left of
-// this rank, and on rank 0 of the ranks that this job of `size` ranks does not have. Every rank calls it when the job
+// this rank, and on rank 0 of all ranks that this job of `size` ranks does not have. Every rank calls it when the job
 // starts. Never throws.
 std::string prepare_records(const std::string& folder, int64_t rank, int64_t size) noexcept;
-// Reads the files of all ranks in `folder`, by rank. Throws std::invalid_argument when there is none, and
-// std::runtime_error on a file that write_records() has not written.
+// Reads the files of all ranks in `folder`, by rank; what has another name than records_file() gives is left alone.
+// Throws std::invalid_argument when there is none, and std::runtime_error on one that write_records() has not written.
 std::vector<RankRecords> read_all_records(const std::string& folder);
+
+// ---- for the library ----------------------------------------------------------------------------------------------
+// Return records of one rank as bytes to send, and from such bytes. Throw where they are no records.
+std::vector<uint8_t> encode_records(const std::vector<Record>& records);
+std::vector<Record> decode_records(const std::vector<uint8_t>& bytes, int64_t rank);
 
 }  // namespace tessera

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
+#include <ctime>
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -30,7 +33,8 @@ std::string text_of(const std::string* text) { return text == nullptr ? "" : *te
 
 std::string state_of(const Record& record) {
   if (record.has_ended()) return fmt::format("{:.3f} ms", static_cast<double>(record.end_ns - record.begin_ns) / 1e6);
-  return record.waited_from_ns != 0 ? "waits" : "has not ended";
+  if (record.waited_from_ns != 0) return fmt::format("waits since {}", utc_text(record.waited_from_ns));
+  return fmt::format("has not ended since {}", utc_text(record.begin_ns));
 }
 
 }  // namespace
@@ -213,6 +217,13 @@ std::string to_string(const std::vector<Record>& records) {
   std::string text;
   for (const Record& record : records) text += to_string(record) + "\n";
   return text;
+}
+
+std::string utc_text(int64_t ns) {
+  const std::chrono::nanoseconds since_1970(ns);
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(since_1970);
+  const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(since_1970 - seconds);
+  return fmt::format("{:%F %T}.{:03} UTC", fmt::gmtime(static_cast<std::time_t>(seconds.count())), rest.count());
 }
 
 }  // namespace tessera

@@ -27,7 +27,8 @@ enum class RecordKind : uint8_t {
 const char* to_string(RecordKind kind);  // "operator", "collective", "module", "span"
 
 // Describes what one rank did from begin_ns to end_ns. It is a value. Times are nanoseconds since 1970 by this rank's
-// clock.
+// clock, and those of its host: over NCCL a collective ends when the host has queued the wait for it, not when the GPU
+// has done it.
 struct Record {
   int64_t rank = 0;
   uint64_t sequence = 0;  // 1 for the first record of the World
@@ -58,9 +59,13 @@ struct CollectiveCount {
 };
 
 // Returns one line, such as "#7 all_reduce of aten::mm (up.weight) on tp, no. 3 of ranks 0, 1, 4096 bytes, 0.125 ms".
+// In the place of a time a record that has not ended has "waits since 2026-11-29 02:33:01.123 UTC" where its rank has
+// begun to wait for the result, else "has not ended since" and when it began.
 std::string to_string(const Record& record);
 // Returns one line for each record.
 std::string to_string(const std::vector<Record>& records);
+// Returns a time of a Record as text: "2026-11-29 02:33:01.123 UTC".
+std::string utc_text(int64_t ns);
 
 // Keeps the last records of a World in a ring of fixed size: operators, collectives, hooked modules and users' spans.
 // Each World has one, which is on unless WorldOptions::recorder_capacity is 0. A record takes two readings of the

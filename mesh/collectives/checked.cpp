@@ -106,7 +106,7 @@ void check_collective(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim
                       const GatherRows& gather) {
   CheckState& state = mesh.world().check_state();
   const std::vector<int64_t>& ranks = mesh.group_ranks(mesh_dim);
-  const std::string text = describe(kind, mesh, mesh_dim, intent, state.serials[ranks]++);
+  const std::string text = describe(kind, mesh, mesh_dim, intent, ++state.serials[ranks]);
   check_alike("Checked: the ranks are about to issue different collectives", text, mesh.world().rank(), gather);
   if (intent.send != nullptr) check_splits(kind, ranks, intent, gather);
 }

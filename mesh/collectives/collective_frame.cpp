@@ -18,6 +18,7 @@
 #include "tessera/mesh/core/mismatch.h"
 #include "tessera/mesh/core/stream_point.h"
 #include "tessera/mesh/recorder.h"
+#include "tessera/mesh/values_on_host.h"
 
 namespace tessera {
 namespace {
@@ -60,6 +61,9 @@ auto failing(const CollectiveCall& call, const char* op, const Body& body) {
   } catch (const std::exception& error) {
     call.mesh.world().fail(call.text(op), error_text(error));
     throw;
+  } catch (...) {
+    call.mesh.world().fail(call.text(op), "an exception that is not a std::exception");
+    throw;
   }
 }
 
@@ -80,7 +84,8 @@ struct PendingCollective::Work {
       keep_memory();
       recorder.end(record);
     } catch (const MismatchError&) {
-      throw;  // every rank throws it, so no rank was lost
+      recorder.end(record);  // every rank throws it, so no rank was lost, and none waits for another
+      throw;
     } catch (const std::exception& error) {
       call.mesh.world().rethrow_collective_failure(call.text(op.c_str()), call.mesh.group_ranks(call.mesh_dim), error);
     }
@@ -95,16 +100,23 @@ struct PendingCollective::Work {
 
 namespace {
 
-// Under Checked, compares the collective over the ranks of its group.
-void check(const CollectiveCall& call, const Intent& intent) {
-  if (!Checked::enabled(call.mesh.world())) return;
-  check_collective(call.kind, call.mesh, call.mesh_dim, intent, [&](const at::Tensor& row) {
-    PendingCollective::Work gathered{.call = call,
-                                     .op = call.mesh.world().current_op(),
-                                     .backend_work = gather_rows(call, row.to(call.mesh.device()))};
+// Under Checked, compares the collective over the ranks of its group. Where they differ, `record` ends: no rank begins
+// the collective.
+void check(const CollectiveCall& call, const Intent& intent, uint64_t record) {
+  World& world = call.mesh.world();
+  if (!Checked::enabled(world)) return;
+  const auto gather = [&](const at::Tensor& row) {
+    PendingCollective::Work gathered{
+        .call = call, .op = world.current_op(), .backend_work = gather_rows(call, row.to(call.mesh.device()))};
     gathered.wait();
-    return gathered.backend_work.result().cpu();
-  });
+    return values_on_host(gathered.backend_work.result(), world);
+  };
+  try {
+    check_collective(call.kind, call.mesh, call.mesh_dim, intent, gather);
+  } catch (const MismatchError&) {
+    world.recorder().end(record);
+    throw;
+  }
 }
 
 }  // namespace
@@ -147,7 +159,7 @@ PendingCollective start_call(const CollectiveCall& call, int64_t bytes, const In
   world.check_alive();
   const uint64_t record = failing(call, world.current_op(), [&] { return report(call, bytes); });
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  check(call, intent);
+  check(call, intent, record);
   PendingCollective::Work work{.call = call,
                                .op = world.current_op(),
                                .backend_work = failing(call, world.current_op(), begin),

@@ -67,6 +67,7 @@ TESSERA_RANKS_TEST_CASE("docs/seeing.md: a trace and a time line of a few steps"
   const std::string svg = tessera::timeline_svg(records, {.title = "three steps on two ranks"});
 
   std::cout << tessera::to_string(tessera::collective_totals(mesh.world().recorder().records()));
+  std::cout << tessera::to_string(tessera::late_ranks(records));
   std::cerr << tessera::to_string(mesh.world().recorder().records(/*most=*/20));
 
   CHECK(mesh.world().recorder().records(20).size() == 20);
@@ -75,6 +76,7 @@ TESSERA_RANKS_TEST_CASE("docs/seeing.md: a trace and a time line of a few steps"
     return;
   }
   CHECK(nlohmann::json::parse(text_of("trace.json")).at("traceEvents").size() > 100);
+  CHECK(tessera::late_ranks(records).size() == (tessera::testing::world_size() == 1 ? 0 : 2));
   int steps = 0;
   for (const tessera::Record& record : records) steps += record.name == "step" ? 1 : 0;
   CHECK(steps == 3 * tessera::testing::world_size());

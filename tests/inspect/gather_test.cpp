@@ -192,6 +192,16 @@ TESSERA_RANKS_TEST_CASE("a trace has a lane per rank and mesh dimension, and the
   }
 }
 
+TEST_CASE("in a fake world the one rank that is there writes the trace, whichever it is") {
+  const DeviceMesh mesh = init_device_mesh("cpu", {4}, {"tp"}, World::fake(3, 4));
+  { const Recorder::Span span(mesh.world().recorder(), "step"); }
+  const PrivateFolder folder;
+  const std::string path = folder.path() + "/trace.json";
+  write_trace(mesh, path);
+  const nlohmann::json trace = nlohmann::json::parse(std::ifstream(path));
+  CHECK(trace.at("traceEvents").at(0).at("args").at("name") == "rank 3");
+}
+
 TESSERA_RANKS_TEST_CASE("a trace that cannot be written throws on every rank", {2}) {
   const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, testing::world());
   CHECK_THROWS_WITH_AS(write_trace(mesh, "/no/such/folder/trace.json"), doctest::Contains("/no/such/folder"),

@@ -62,6 +62,15 @@ TEST_CASE("lanes: ranks stand in their order, and what has not ended goes on to 
   CHECK(texts_of(lanes_of(records)) == Texts{"0 operators: a 5-6", "1 operators: b 1-9 open 2-9"});
 }
 
+TEST_CASE("lanes: a rank's last time may be the begin of a wait") {
+  Record open = collective("all_reduce", "tp", 5, 0);
+  open.waited_from_ns = 8;
+  const std::vector<Lane> lanes = lanes_of({collective("all_gather", "tp", 1, 3), open});
+  CHECK(texts_of(lanes) == Texts{"0 collectives on tp: all_gather 1-3 all_reduce 5-8"});
+  CHECK_FALSE(lanes[0].slices[0].is_open);
+  CHECK(lanes[0].slices[1].is_open);
+}
+
 TEST_CASE("lanes: slices nest or stand apart") {
   CHECK(texts_of(lanes_of({op("inner", 2, 4), op("outer", 1, 10), op("same", 1, 10), op("crosses", 8, 12),
                            op("again", 11, 13), op("after", 12, 13)})) ==
@@ -141,6 +150,23 @@ TEST_CASE("chrome_trace: a process for each rank, a thread for each lane, and sl
   CHECK(slices[{1, 5}].at(0).at("dur") == 6.0);  // to the end of "step"
 }
 
+TEST_CASE("chrome_trace: it says when it begins, and where a rank's first records were overwritten") {
+  std::vector<Record> records = {op("a", 1795919581123456789, 1795919581123456799), op("b", 1795919582000000000, 0),
+                                 op("c", 1795919583000000000, 1795919583000000001)};
+  records[0].sequence = 313;
+  records[1].sequence = 314;
+  records[2].rank = 1;
+  records[2].sequence = 1;
+  const nlohmann::json trace = nlohmann::json::parse(chrome_trace(records));
+  CHECK(trace.at("otherData") == nlohmann::json({{"begins at", "2026-11-29 02:33:01.123 UTC"}}));
+  std::map<int64_t, std::string> processes;
+  for (const nlohmann::json& event : trace.at("traceEvents")) {
+    const int64_t pid = event.at("pid");
+    if (event.at("name") == "process_name") processes[pid] = event.at("args").at("name");
+  }
+  CHECK(processes == std::map<int64_t, std::string>{{0, "rank 0, from its record 313 on"}, {1, "rank 1"}});
+}
+
 TEST_CASE("chrome_trace: without records it has no events") {
   CHECK(nlohmann::json::parse(chrome_trace({})).at("traceEvents").empty());
 }
@@ -164,6 +190,36 @@ TEST_CASE("collective_totals: by kind and mesh dimension") {
                                                 .waited_ns = 1000}}) ==
         "kind            mesh dim    count           bytes  ms in flight   ms waited\n"
         "all_reduce      tp              2              16         2.500       0.001\n");
+}
+
+TEST_CASE("late_ranks: the last to begin a collective, and how long others had waited for it") {
+  const auto begun = [](int64_t rank, int64_t serial, int64_t begin_ns, int64_t waited_from_ns) {
+    Record record = collective("all_reduce", "tp", begin_ns, begin_ns + 1000);
+    record.rank = rank;
+    record.ranks = {0, 1, 2};
+    record.serial = serial;
+    record.waited_from_ns = waited_from_ns;
+    return record;
+  };
+  Record of_pair = begun(0, 1, 500, 510), of_other_dim = begun(1, 1, 0, 5);
+  of_pair.ranks = {0, 1};
+  of_other_dim.mesh_dim = "dp";
+  const std::vector<Record> records = {
+      begun(0, 1, 10, 15), begun(0, 2, 100, 110), begun(0, 3, 200, 0),   of_pair,
+      begun(1, 1, 30, 90), begun(1, 2, 140, 150), begun(1, 3, 210, 220), of_other_dim,
+      begun(2, 1, 70, 71), begun(2, 2, 120, 125), begun(2, 4, 900, 910), op("aten::mm", 1, 2),
+  };
+  // In collective 1 rank 2 is last: rank 0 had waited 55, and rank 1 begins to wait later. In 2 rank 1 is last: the
+  // others had waited 30 and 15. In 3 rank 1 is last, and rank 0 never waits. One rank alone has each of the others.
+  CHECK((late_ranks(records) == std::vector<RankLateness>{{.rank = 2, .collectives = 2, .last = 1, .waited_ns = 55},
+                                                          {.rank = 1, .collectives = 3, .last = 2, .waited_ns = 45},
+                                                          {.rank = 0, .collectives = 3, .last = 0, .waited_ns = 0}}));
+  CHECK(late_ranks({}).empty());
+  CHECK(to_string(std::vector<RankLateness>{{.rank = 3, .collectives = 40, .last = 12, .waited_ns = 2500000},
+                                            {.rank = 0, .collectives = 40, .last = 1, .waited_ns = 1000}}) ==
+        " rank  collectives  came last  ms that others waited\n"
+        "    3           40         12                  2.500\n"
+        "    0           40          1                  0.001\n");
 }
 
 TEST_CASE("clock_offset: within what barriers allow, the nearest to 0") {
@@ -203,6 +259,16 @@ TEST_CASE("timeline_svg: a bar for each slice in its part of the time") {
   CHECK(part.find("<title>aten::add, 5.000 ms</title>") != std::string::npos);
   CHECK(part.find(">0.5 ms</text>") == std::string::npos);
   CHECK(timeline_svg({}).find("nothing was recorded") != std::string::npos);
+}
+
+TEST_CASE("timeline_svg: what has not ended is drawn, also where nothing was recorded after its begin") {
+  const std::vector<Record> records = {collective("all_reduce", "tp", 1000000, 6000000),
+                                       collective("all_gather", "tp", 11000000, 0)};
+  const std::string svg = timeline_svg(records, {.width = 800});
+  // The picture's right edge is at 790, and the bar is half a pixel wide.
+  CHECK(svg.find("<rect x=\"789.5\" y=\"28\" width=\"0.5\"") != std::string::npos);
+  CHECK(svg.find("<title>all_gather, 0.000 ms, has not ended</title>") != std::string::npos);
+  CHECK(timeline_svg({records[1]}).find("<title>all_gather, 0.000 ms, has not ended</title>") != std::string::npos);
 }
 
 TEST_CASE("timeline_svg: thousands of short operators are few bars") {

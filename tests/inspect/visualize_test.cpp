@@ -307,6 +307,11 @@ TEST_CASE("visualize_svg: a plan has its layouts and steps") {
 
 TEST_CASE("svg: texts are written as XML, and near colours differ") {
   CHECK(xml_text("a<b>&\"c\"") == "a&lt;b&gt;&amp;&quot;c&quot;");
+  CHECK(xml_text("\u00e4\n\t") == "\u00e4\n\t");
+  // Parsers of XML refuse a whole picture for one of these.
+  CHECK(xml_text("a\xffz") == "a\ufffdz");
+  CHECK(xml_text(std::string("\x01\x1b\r\0", 4)) == "\ufffd\ufffd\ufffd\ufffd");
+  CHECK(xml_text("a\uffff\ufffe") == "a\ufffd\ufffd");
   CHECK(svg_color(0) == "hsl(205,70%,80%)");
   CHECK(svg_color(1) != svg_color(0));
 }

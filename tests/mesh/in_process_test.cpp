@@ -2,7 +2,9 @@
 
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <future>
 #include <mutex>
 #include <numeric>
@@ -21,7 +23,9 @@
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/core/mismatch.h"
+#include "tessera/mesh/record_file.h"
 #include "tessera/tests/harness/refused.h"
+#include "tessera/tools/launcher/private_folder.h"
 
 using namespace tessera;
 using tessera::testing::check_refused;
@@ -55,6 +59,18 @@ at::Tensor reduced(ReduceOp op, const std::vector<int64_t>& ranks, at::ScalarTyp
                                                    : rows.prod(0);
   return result.to(dtype);
 }
+
+// Sets an environment variable while it lives. No other thread may read the environment then.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
+  ~Variable() { unsetenv(name_); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* const name_;
+};
 
 }  // namespace
 
@@ -212,6 +228,36 @@ TEST_CASE("the error of the rank that failed first ends the run and names the ra
   check_refused<std::runtime_error>(
       [] { run_in_process(2, [](const WorldPtr& world) { world->rank() == 1 ? throw 7 : barrier(line(world), 0); }); },
       "rank 1 of 2: an exception that is not a std::exception");
+}
+
+TEST_CASE("with TESSERA_RECORDS a rank that throws leaves the records of all ranks") {
+  const PrivateFolder folder;
+  const auto run = [] {
+    run_in_process(3, [](const WorldPtr& world) {
+      const DeviceMesh mesh = line(world);
+      barrier(mesh, 0);
+      if (world->rank() == 1) throw std::out_of_range("index 7 is out of range");
+      all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum);
+    });
+  };
+  const auto check_written = [](const std::string& where) {
+    const std::vector<RankRecords> written = read_all_records(where);
+    REQUIRE(written.size() == 3);
+    for (const RankRecords& one : written) {
+      CAPTURE(one.rank);
+      CHECK(doctest::String(one.failure.c_str()) == doctest::Contains("index 7 is out of range"));
+      REQUIRE_FALSE(one.records.empty());
+      CHECK(one.records.front().name == "barrier");
+    }
+  };
+  check_refused<std::runtime_error>(run, "rank 1 of 3");
+  CHECK(std::filesystem::is_empty(folder.path()));
+  const Variable records("TESSERA_RECORDS", folder.path());
+  check_refused<std::runtime_error>(run, "rank 1 of 3");
+  check_written(folder.path());
+  const Variable restart("TORCHELASTIC_RESTART_COUNT", "2");
+  check_refused<std::runtime_error>(run, "rank 1 of 3");
+  check_written(folder.path() + "/restart_2");
 }
 
 TEST_CASE("a failure reaches ranks that share no group with the one that failed") {

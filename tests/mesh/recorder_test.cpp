@@ -156,11 +156,17 @@ TEST_CASE("recorder: a record is printed as one line") {
                 .serial = 3,
                 .bytes = 4096};
   CHECK(to_string(record) == "#7 all_reduce of aten::mm (up.weight) on tp, no. 3 of ranks 0, 2, 4096 bytes, 0.125 ms");
+  record.begin_ns = 1795919580999999999;
   record.end_ns = 0;
   CHECK(to_string(record) ==
-        "#7 all_reduce of aten::mm (up.weight) on tp, no. 3 of ranks 0, 2, 4096 bytes, has not ended");
-  record.waited_from_ns = 1;
-  CHECK(to_string(record) == "#7 all_reduce of aten::mm (up.weight) on tp, no. 3 of ranks 0, 2, 4096 bytes, waits");
+        "#7 all_reduce of aten::mm (up.weight) on tp, no. 3 of ranks 0, 2, 4096 bytes, has not ended since 2026-11-29 "
+        "02:33:00.999 UTC");
+  record.waited_from_ns = 1795919581123456789;
+  CHECK(to_string(record) ==
+        "#7 all_reduce of aten::mm (up.weight) on tp, no. 3 of ranks 0, 2, 4096 bytes, waits since 2026-11-29 "
+        "02:33:01.123 UTC");
+  CHECK(utc_text(0) == "1970-01-01 00:00:00.000 UTC");
+  CHECK(utc_text(-1) == "1969-12-31 23:59:59.999 UTC");
   record = {.sequence = 8, .kind = RecordKind::kSpan, .name = "step", .begin_ns = 0, .end_ns = 2000000};
   CHECK(to_string(std::vector<Record>{record, record}) == "#8 step, 2.000 ms\n#8 step, 2.000 ms\n");
 }

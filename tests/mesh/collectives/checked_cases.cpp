@@ -13,6 +13,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/collectives/replicated_check.h"
 #include "tessera/mesh/core/mismatch.h"
+#include "tessera/mesh/recorder.h"
 
 namespace tessera::testing {
 namespace {
@@ -46,8 +47,8 @@ struct Names {
 void check_tensors(const DeviceMesh& mesh, const Names& names, bool odd) {
   const auto sum = [&](const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) { all_reduce(tensor, mesh, 0, op); };
   check_mismatch([&] { sum(at::ones({4}, odd ? at::kInt : at::kFloat)); },
-                 {names.others + ": all_reduce sum of Float (4) on mesh dimension tp, collective 0 of the group",
-                  names.last + ": all_reduce sum of Int (4) on mesh dimension tp, collective 0"});
+                 {names.others + ": all_reduce sum of Float (4) on mesh dimension tp, collective 1 of the group",
+                  names.last + ": all_reduce sum of Int (4) on mesh dimension tp, collective 1"});
   check_mismatch(
       [&] {
         sum(at::ones(odd ? std::vector<int64_t>{3, 2} : std::vector<int64_t>{2, 3}));
@@ -127,6 +128,13 @@ void check_disagreements(const std::shared_ptr<World>& world) {
   CHECK(counter.total() == before);
   // Nothing was sent, so the job can continue.
   CHECK(all_reduce(at::ones({1}), mesh, 0, ReduceOp::kSum).item<float>() == static_cast<float>(world->size()));
+  // A collective on which the ranks disagreed has ended for the recorder too.
+  const std::vector<Record> records = world->recorder().records();
+  CHECK(records.size() > 10);
+  for (const Record& record : records) {
+    CAPTURE(to_string(record));
+    CHECK(record.has_ended());
+  }
 }
 
 void check_agreement(const std::shared_ptr<World>& world) {
