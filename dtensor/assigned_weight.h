@@ -2,6 +2,8 @@
 
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -11,20 +13,22 @@ class Module;
 
 namespace tessera {
 
-// A module of ours whose weight is a member that a caller may assign.
-class HasWeight {
+// A module of ours whose parameters are members that a caller may assign.
+class HasParameters {
  public:
-  virtual ~HasWeight() = default;
-  // Returns the tensor that forward reads as the weight.
-  virtual at::Tensor used_weight() const = 0;
+  virtual ~HasParameters() = default;
+  // Returns the tensors that forward reads as parameters, by name, without undefined ones.
+  virtual std::map<std::string, at::Tensor> member_parameters() const = 0;
 };
 
-// Returns the tensor that the forward of a Linear, an Embedding or a HasWeight reads as its weight, if it is not the
-// registered "weight"; else an undefined tensor. `head->weight = tok->weight` ties only the C++ member, and leaves the
-// old tensor registered.
-at::Tensor assigned_weight(const torch::nn::Module& module);
+// Returns, by name, those tensors that the forward of a Linear, an Embedding or a HasParameters reads as parameters and
+// that are not registered by these names. `head->weight = tok->weight` ties only the C++ member, and leaves the old
+// tensor registered; where a layer was made without a bias, none is registered.
+std::map<std::string, at::Tensor> assigned_parameters(const torch::nn::Module& module);
 
-// Returns those of `module` and of the modules in it, by the names of the registered parameters.
-std::map<std::string, at::Tensor> assigned_weights(const torch::nn::Module& module);
+// Returns the parameters of `module` and of the modules in it, by name, as their forwards read them: the registered
+// ones in order of registration, with an assigned one in the place of that which it replaces, and then the assigned
+// ones whose names are not registered.
+std::vector<std::pair<std::string, at::Tensor>> used_parameters(const torch::nn::Module& module);
 
 }  // namespace tessera

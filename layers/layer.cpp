@@ -43,9 +43,12 @@ at::Tensor own_copy(const at::Tensor& t, const std::optional<at::Device>& device
   return copy.set_requires_grad(t.requires_grad());
 }
 
-at::Tensor as_registered(const at::Tensor& used, const at::Tensor* registered) {
-  if (!used.defined() || is_dtensor(used) || registered == nullptr || !is_dtensor(*registered)) return used;
-  const SpecPtr& spec = spec_ptr_of(*registered);
+at::Tensor as_whole(const at::Tensor& used, const at::Tensor* registered,
+                    const std::optional<ParameterLayout>& layout) {
+  if (is_dtensor(used) || (registered == nullptr ? !layout : !is_dtensor(*registered))) return used;
+  const SpecPtr spec = registered == nullptr
+                           ? intern_spec(layout->mesh, {layout->cut}, layout->sizes, used.scalar_type())
+                           : spec_ptr_of(*registered);
   // A piece of another size fails the job here.
   if (!spec->mesh.is_member() || used.sizes() != at::IntArrayRef(spec->local_sizes)) {
     return from_local(used.detach(), spec->mesh, spec->placements, {.shape = spec->sizes});

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -23,9 +23,16 @@ namespace detail {
 // gradient if `t` does.
 at::Tensor own_copy(const at::Tensor& t, const std::optional<at::Device>& device);
 
-// Returns `used`; where it is plain and the registered parameter is a DTensor, the DTensor of which it is this rank's
-// piece, with the same memory.
-at::Tensor as_registered(const at::Tensor& used, const at::Tensor* registered);
+// Says how a layer lays out a parameter; `sizes` are those of the whole tensor.
+struct ParameterLayout {
+  DeviceMesh mesh;
+  std::vector<int64_t> sizes;
+  Placement cut;
+};
+
+// Returns `used`; where it is plain, the DTensor of which it is this rank's piece, with the same memory. That has the
+// layout of the registered parameter, if this is a DTensor, or `layout` where none is registered.
+at::Tensor as_whole(const at::Tensor& used, const at::Tensor* registered, const std::optional<ParameterLayout>& layout);
 
 // Says how a layer uses a parameter; `sizes` are those of the whole tensor.
 struct ParameterUse {
@@ -68,12 +75,14 @@ class LayerText {
 
 }  // namespace detail
 
-// Names a member of a layer that holds a parameter. A parameter with `registered` false is for the caller to assign.
+// Names a member of a layer that holds a parameter. A parameter with `registered` false is for the caller to assign;
+// `layout` then says what its plain tensor is a piece of.
 template <class Class>
 struct LayerParameter {
   const char* name;
   at::Tensor Class::*member;
   bool registered = true;
+  std::optional<detail::ParameterLayout> layout = std::nullopt;
 };
 
 // Is the base class of a named layer. `Derived` lists its parameters in a public `layer_parameters() const`; its
@@ -83,17 +92,19 @@ struct LayerParameter {
 //   - after construction and after clone() every defined member with `registered` set is a parameter that LibTorch
 //     knows by the listed name, until a caller assigns another tensor to the member.
 template <class Derived>
-class Layer : public torch::nn::Cloneable<Derived>, public HasWeight {
+class Layer : public torch::nn::Cloneable<Derived>, public HasParameters {
  public:
   using torch::nn::Cloneable<Derived>::Cloneable;
 
-  at::Tensor used_weight() const override {
+  std::map<std::string, at::Tensor> member_parameters() const override {
     const auto& self = static_cast<const Derived&>(*this);
+    const auto registered = this->named_parameters(/*recurse=*/false);
+    std::map<std::string, at::Tensor> members;
     for (const LayerParameter<Derived>& each : self.layer_parameters()) {
-      if (std::string_view(each.name) != "weight") continue;
-      return detail::as_registered(self.*each.member, this->named_parameters(/*recurse=*/false).find(each.name));
+      const at::Tensor& used = self.*each.member;
+      if (used.defined()) members.emplace(each.name, detail::as_whole(used, registered.find(each.name), each.layout));
     }
-    return {};
+    return members;
   }
 
   // Registers the parameters. In a copy they still share memory with the original's: Cloneable replaces them

@@ -53,7 +53,9 @@ class ParallelLinearImpl : public Layer<ParallelLinearImpl> {
   at::Tensor forward(const at::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
   std::vector<LayerParameter<ParallelLinearImpl>> layer_parameters() const {
-    return {{"weight", &ParallelLinearImpl::weight}, {"bias", &ParallelLinearImpl::bias, options.bias}};
+    return {
+        {"weight", &ParallelLinearImpl::weight},
+        {"bias", &ParallelLinearImpl::bias, options.bias, detail::ParameterLayout{mesh_, {out_features_}, bias_cut_}}};
   }
 
   ParallelDimOptions options;

@@ -25,7 +25,7 @@
 // The layers are modules like LibTorch's own: they can be put into Sequential and AnyModule, printed and cloned
 // (layer.h; a clone has no main_grad). A parameter may be assigned, for example to tie two layers (`head->weight =
 // table->weight`): a DTensor of the same mesh and sizes, which each forward redistributes if it has another layout, or
-// this rank's plain piece.
+// this rank's plain piece. What is assigned is also what save_weights, load_weights and sharded_state_dict take.
 namespace tessera {
 
 struct ModelParallelConfig {
@@ -124,10 +124,11 @@ class ParallelLinearBase {
   // gradient_accumulation_fusion is set, a gradient is needed and there is no usable main_grad.
   at::Tensor checked_main_grad(const at::Tensor& piece, const ModelParallelConfig& config) const;
   template <class Class>
-  static std::vector<LayerParameter<Class>> parameters_of(const ParallelLinearOptions& options, bool with_weight) {
+  std::vector<LayerParameter<Class>> parameters_of(const ParallelLinearOptions& options, bool with_weight) const {
+    using Layout = detail::ParameterLayout;
     const bool adapter = options.lora_rank.has_value();
-    return {{"weight", &Class::weight, with_weight},
-            {"bias", &Class::bias, options.bias},
+    return {{"weight", &Class::weight, with_weight, Layout{mesh_, {options.output_size, options.input_size}, cut_}},
+            {"bias", &Class::bias, options.bias, Layout{mesh_, {options.output_size}, bias_cut_}},
             {"lora_a", &Class::lora_a, adapter},
             {"lora_b", &Class::lora_b, adapter}};
   }

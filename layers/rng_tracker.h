@@ -107,9 +107,10 @@ struct ModelParallelSeeds {
 // Source of the numbers: Megatron-Core, tensor_parallel/random.py.
 void model_parallel_manual_seed(uint64_t seed, const ModelParallelSeeds& ranks = {});
 // Seeds from this rank's position on the 1-D `tensor_mesh` (and `expert_mesh`), for that mesh's device. It also seeds
-// the DTensors of its world by `seed` (manual_seed), which must be the same on all ranks. The streams above are seeded
-// by seed + replica_offset, where each replica gives its own offset: a data parallel replica, or a pipeline stage.
-// Throws std::invalid_argument on a mesh of several dimensions or without this rank.
+// the DTensors of its world by `seed` (manual_seed), which must be the same on all ranks of a DTensor's mesh; a
+// pipeline stage that draws on DTensors needs a seed of its own. The streams above are seeded by seed + replica_offset,
+// where each replica gives its own offset: a data parallel replica, or a pipeline stage. Throws std::invalid_argument
+// on a mesh of several dimensions or without this rank.
 void model_parallel_manual_seed(uint64_t seed, const DeviceMesh& tensor_mesh,
                                 const std::optional<DeviceMesh>& expert_mesh = std::nullopt,
                                 uint64_t replica_offset = 0);

@@ -1,7 +1,6 @@
 #include "tessera/layers/sharded_state_dict.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -141,11 +140,7 @@ std::vector<ShardedTensorEntry> sharded_state_dict(const torch::nn::Module& modu
                                                    const ShardedStateDictOptions& options) {
   check(options);
   Writer writer(options, vocabularies(module), options.tensor_rank.value_or(place_on_mesh(module)));
-  const std::map<std::string, at::Tensor> assigned = assigned_weights(module);
-  for (const auto& each : module.named_parameters()) {
-    const auto used = assigned.find(each.key());
-    writer.add(prefix + each.key(), used == assigned.end() ? each.value() : used->second);
-  }
+  for (const auto& [name, tensor] : used_parameters(module)) writer.add(prefix + name, tensor);
   for (const auto& each : module.named_buffers()) writer.add(prefix + each.key(), each.value());
   return writer.take();
 }

@@ -41,9 +41,9 @@ struct ShardedStateDictOptions {
 };
 
 // Lists this rank's pieces of the parameters and buffers of `module` and its children, under the names of
-// named_parameters() after `prefix`. Each layout is read from the tensor itself: a weight by rows, by columns, a whole
-// bias. A tensor has one entry, several where its piece consists of several boxes (strides), and none where the piece
-// is empty.
+// named_parameters() after `prefix`. Where a parameter of a layer was assigned, that is the tensor in use. Each layout
+// is read from the tensor itself: a weight by rows, by columns, a whole bias. A tensor has one entry, several where its
+// piece consists of several boxes (strides), and none where the piece is empty.
 // Does not communicate.
 // Throws std::invalid_argument on a pending reduction and on an offset outside its fragments.
 std::vector<ShardedTensorEntry> sharded_state_dict(const torch::nn::Module& module, const std::string& prefix = "",

@@ -52,8 +52,9 @@ std::size_t add_module(ModuleTree& tree, torch::nn::Module& module, const std::s
   node.type = type_of(module);
   node.module = &module;
   node.identity = &module;
-  const at::Tensor weight = assigned_weight(module);
-  if (weight.defined()) node.tensors.push_back({.name = "weight", .tensor = weight, .is_parameter = true});
+  for (const auto& [name, tensor] : assigned_parameters(module)) {
+    node.tensors.push_back({.name = name, .tensor = tensor, .is_parameter = true});
+  }
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     node.tensors.push_back({.name = item.key(), .tensor = item.value(), .is_parameter = true});
   }

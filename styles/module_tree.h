@@ -37,8 +37,8 @@ struct ModuleNode {
   bool sparse_gradient = false;         // true for an Embedding or EmbeddingBag with sparse(true)
   torch::nn::Module* module = nullptr;  // nullptr for a torch::jit::Module
   const void* identity = nullptr;       // a module registered under two names has the same one in both nodes
-  // Lists the defined tensors, parameters first. Where a Linear's or Embedding's `weight` member was assigned another
-  // tensor than the registered one, the assigned tensor comes before the registered one.
+  // Lists the defined tensors, parameters first. Where a member of a Linear, an Embedding or a named layer was assigned
+  // another tensor than the registered one, the assigned tensor comes before the registered one.
   std::vector<NamedTensor> tensors;
   std::vector<std::pair<std::string, std::size_t>> children;  // name, index in the tree
 };

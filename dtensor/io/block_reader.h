@@ -42,6 +42,9 @@ class BlockReader {
   // After a throw the bytes in `to` are unspecified.
   void read(int64_t position, int64_t count, void* to);
 
+  // Frees the blocks that are kept; a block that is asked for again is read again.
+  void drop_kept() { kept_.clear(); }
+
   // Returns the bytes that were read from the file so far.
   int64_t bytes_read() const { return bytes_read_; }
 

@@ -27,16 +27,18 @@ bool exists(const std::string& path) {
 
 // Returns the file to open for the user's path. A single file is preferred to an index: both exist when a save was
 // interrupted, and then either one is complete.
-std::string resolve(const std::string& path) {
+std::string resolve(const std::string& path, const std::vector<const char*>& names) {
   std::error_code ignored;
-  std::string file = fs::is_directory(path, ignored) ? (fs::path(path) / "model.safetensors").string() : path;
-  if (exists(file)) return file;
-  if (exists(index_path(file))) return index_path(file);
-  if (file == path) return path;  // opening it gives the system's own error
-  throw std::invalid_argument(
-      fmt::format("the folder '{}' holds neither model.safetensors nor model.safetensors.index.json; "
-                  "pass the path of the file",
-                  path));
+  const bool is_folder = fs::is_directory(path, ignored);
+  std::vector<std::string> files;
+  for (const char* name : names) files.push_back(is_folder ? (fs::path(path) / name).string() : path);
+  for (const std::string& file : files) {
+    if (exists(file)) return file;
+    if (exists(index_path(file))) return index_path(file);
+  }
+  if (!is_folder) return path;  // opening it gives the system's own error
+  throw std::invalid_argument(fmt::format("the folder '{}' holds neither {} nor {}; pass the path of the file", path,
+                                          names.front(), index_path(names.front())));
 }
 
 std::optional<BlockChecksums> checksums_of(const std::string& path, const FileChecksums* checksums) {
@@ -60,8 +62,8 @@ SafetensorsFile open_part(const std::string& path, const FileChecksums* checksum
 
 }  // namespace
 
-Checkpoint::Checkpoint(const std::string& path, const FileChecksums* checksums) {
-  const std::string file = resolve(path);
+Checkpoint::Checkpoint(const std::string& path, const FileChecksums* checksums, const std::vector<const char*>& names) {
+  const std::string file = resolve(path, names);
   if (file.ends_with(index_path(""))) {
     open_index(file, checksums);
   } else {
@@ -110,12 +112,19 @@ const SafetensorsFile& Checkpoint::file_of(std::string_view name) const {
   return files_[file_index_.find(name)->second];
 }
 
+const SafetensorsFile& Checkpoint::file_to_read(std::string_view name) const {
+  const std::size_t index = file_index_.find(name)->second;
+  if (index != read_last_) files_[read_last_].drop_kept();
+  read_last_ = index;
+  return files_[index];
+}
+
 at::Tensor Checkpoint::read_box(std::string_view name, const TensorBox& box, c10::Device device) const {
-  return file_of(name).read_box(*find(name), box, device);
+  return file_to_read(name).read_box(*find(name), box, device);
 }
 
 at::Tensor Checkpoint::read_runs(std::string_view name, const ElementRuns& runs, c10::Device device) const {
-  return file_of(name).read_runs(*find(name), runs, device);
+  return file_to_read(name).read_runs(*find(name), runs, device);
 }
 
 std::pair<std::size_t, int64_t> Checkpoint::position_of(std::string_view name) const {

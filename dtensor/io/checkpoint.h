@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/safetensors_file.h"
 
 namespace tessera {
@@ -22,11 +23,13 @@ inline constexpr const char* kDifferentCheckpoints =
 // Reads a checkpoint: one safetensors file, or several with their index. It can be moved, not copied.
 class Checkpoint {
  public:
-  // Opens `path`, which is as in load_weights: a file, an index (".index.json"), or a folder. Throws std::runtime_error
-  // when the system cannot open or read a file, std::invalid_argument when there is no checkpoint, a file breaks the
-  // format, or the files and the index disagree.
-  // With `checksums`, which must name every file that is opened, all reads are verified: see BlockReader.
-  explicit Checkpoint(const std::string& path, const FileChecksums* checksums = nullptr);
+  // Opens `path`, which is as in load_weights: a file, an index (".index.json"), or a folder, where the first of
+  // `names` counts that is there. Throws std::runtime_error when the system cannot open or read a file,
+  // std::invalid_argument when there is no checkpoint, a file breaks the format, or the files and the index disagree.
+  // With `checksums`, which must name every file that is opened, all reads are verified: see BlockReader. Of its blocks
+  // those of one file are kept: they go when another one is read.
+  explicit Checkpoint(const std::string& path, const FileChecksums* checksums = nullptr,
+                      const std::vector<const char*>& names = {kWeightsName});
 
   // Returns every tensor by name.
   const std::map<std::string, const TensorEntry*, std::less<>>& tensors() const { return entries_; }
@@ -47,11 +50,13 @@ class Checkpoint {
   std::string fingerprint() const;
 
  private:
+  const SafetensorsFile& file_to_read(std::string_view name) const;
   void open_index(const std::string& path, const FileChecksums* checksums);
 
   std::vector<SafetensorsFile> files_;
   std::map<std::string, const TensorEntry*, std::less<>> entries_;
   std::map<std::string, std::size_t, std::less<>> file_index_;
+  mutable std::size_t read_last_ = 0;  // index of the file that keeps blocks
 };
 
 }  // namespace tessera

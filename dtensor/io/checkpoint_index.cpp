@@ -16,11 +16,6 @@ namespace {
 constexpr std::string_view kExtension = ".safetensors";
 constexpr std::string_view kIndexExtension = ".index.json";
 
-bool leads_out_of_folder(const std::string& name) {
-  return name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
-         name.find('\0') != std::string::npos;
-}
-
 // Keeps weight_map, and ignores "metadata", which may hold anything.
 class IndexParser final : public StrictJson {
  public:
@@ -183,6 +178,11 @@ std::string serialize_checkpoint_index(const WeightMap& weights, int64_t total_s
       fmt::format("saving: the index of {} tensors would have {} bytes, and at most {} are read; a larger "
                   "max_shard_bytes makes it no shorter: save fewer tensors, or give them shorter names",
                   weights.size(), text.size(), most_bytes));
+}
+
+bool leads_out_of_folder(std::string_view name) {
+  return name.empty() || name == "." || name == ".." || name.find('/') != std::string_view::npos ||
+         name.find('\0') != std::string_view::npos;
 }
 
 std::string index_path(const std::string& checkpoint_path) { return checkpoint_path + std::string(kIndexExtension); }

@@ -15,6 +15,10 @@ namespace tessera {
 // names in the index's own folder.
 using WeightMap = std::map<std::string, std::string>;
 
+// Are the names of a checkpoint in a folder: that of weights, and that of an optimizer's state.
+inline constexpr const char* kWeightsName = "model.safetensors";
+inline constexpr const char* kOptimizerName = "optimizer.safetensors";
+
 // Is the length of the longest index that is read and written, in bytes: more than a million tensors need.
 inline constexpr int64_t kMaxIndexBytes = int64_t{256} << 20;
 
@@ -29,6 +33,9 @@ WeightMap read_checkpoint_index(const std::string& path, std::optional<BlockChec
 // `most_bytes`, or a name is not UTF-8.
 std::string serialize_checkpoint_index(const WeightMap& weights, int64_t total_size,
                                        int64_t most_bytes = kMaxIndexBytes);
+
+// Says whether a name from a file, which may be hostile, is not that of a file in the same folder.
+bool leads_out_of_folder(std::string_view name);
 
 // Returns the index's path: "model.safetensors" -> "model.safetensors.index.json".
 std::string index_path(const std::string& checkpoint_path);

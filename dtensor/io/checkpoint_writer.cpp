@@ -23,11 +23,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string find_target(const std::string& path) {
+std::string find_target(const std::string& path, const char* name) {
   if (path.empty())
     throw std::invalid_argument("saving to '': the path is empty; name a file, or a folder that is there");
   std::error_code ignored;
-  if (fs::is_directory(path, ignored)) return (fs::path(path) / "model.safetensors").string();
+  if (fs::is_directory(path, ignored)) return (fs::path(path) / name).string();
   if (path.ends_with(index_path(""))) {
     throw std::invalid_argument(
         fmt::format("saving to '{}': pass the name without '.index.json'; an index is written beside "
@@ -43,8 +43,8 @@ std::string find_target(const std::string& path) {
 
 // Returns the file to write. It and its index must be regular files if they exist, since publishing one removes the
 // other.
-std::string resolve_target(const std::string& path) {
-  std::string target = find_target(path);
+std::string resolve_target(const std::string& path, const char* name) {
+  std::string target = find_target(path, name);
   check_replaceable(target);
   check_replaceable(index_path(target));
   return target;
@@ -128,8 +128,8 @@ std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors,
 }
 
 CheckpointWriter::CheckpointWriter(const std::string& path, std::vector<SafetensorsHeader> plan,
-                                   int64_t most_index_bytes)
-    : path_(resolve_target(path)),
+                                   int64_t most_index_bytes, const char* name)
+    : path_(resolve_target(path, name)),
       lock_(path_, plan.size() > 1),
       plan_(std::move(plan)),
       most_index_bytes_(most_index_bytes),

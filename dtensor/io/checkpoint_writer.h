@@ -24,10 +24,10 @@ std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors,
                                                const std::map<std::string, std::string>& metadata);
 
 // Writes a checkpoint. If the process ends at any moment, the previous checkpoint still loads until the new one is
-// complete (see save_weights in weights.h). A single file is written to `path`; several parts are written beside it,
-// and their index to path + ".index.json". Parts take no name that an index in the folder gives to a file, their own
-// last one included. An index that cannot be read may name any file in the folder: then the parts of the checkpoint
-// that is replaced stay, with a warning.
+// complete (see save_weights in weights.h). A single file is written to `path`, or to `name` in it if it is a folder;
+// several parts are written beside it, and their index to path + ".index.json". Parts take no name that an index in the
+// folder gives to a file, their own last one included. An index that cannot be read may name any file in the folder:
+// then the parts of the checkpoint that is replaced stay, with a warning.
 //
 //   CheckpointWriter writer(path, plan_checkpoint(...));
 //   for (each header of the plan) for (each tensor in it) writer.append(tensor);
@@ -40,7 +40,7 @@ std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors,
 class CheckpointWriter {
  public:
   CheckpointWriter(const std::string& path, std::vector<SafetensorsHeader> plan,
-                   int64_t most_index_bytes = kMaxIndexBytes);
+                   int64_t most_index_bytes = kMaxIndexBytes, const char* name = kWeightsName);
 
   // Writes the values of the next tensor, on any device and of any strides.
   void append(const at::Tensor& tensor);

@@ -7,27 +7,57 @@ namespace {
 
 bool is_wildcard(char c) { return c == '*' || c == '?'; }
 
-bool match(std::string_view pattern, std::string_view name, std::vector<std::string>& captured) {
-  if (pattern.empty()) return name.empty();
-  const std::string_view rest = pattern.substr(1);
-  if (!is_wildcard(pattern.front())) {
-    return !name.empty() && pattern.front() == name.front() && match(rest, name.substr(1), captured);
+// Describes the last `*` that a match has met: its place in the pattern, and the range of the name that it stands for.
+struct Star {
+  std::size_t place;
+  std::size_t begin;
+  std::size_t end;
+};
+
+// Matches from left to right, and calls `stands_for(wildcard, begin, end)` with the place in the pattern of each
+// wildcard and its range of the name; a later call for a place replaces an earlier one. Where the rest does not match,
+// only the last `*` takes a character more: what comes before it has matched as early as it can, so that with longer
+// ones there the rest could match no better.
+template <class StandsFor>
+bool match(std::string_view pattern, std::string_view name, const StandsFor& stands_for) {
+  std::optional<Star> last;
+  std::size_t p = 0, n = 0;
+  while (p < pattern.size() || n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      last = Star{.place = p, .begin = n, .end = n};
+      stands_for(p, n, n);
+      ++p;
+    } else if (p < pattern.size() && n < name.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
+      if (pattern[p] == '?') stands_for(p, n, n + 1);
+      ++p;
+      ++n;
+    } else if (last && last->end < name.size()) {
+      stands_for(last->place, last->begin, ++last->end);
+      p = last->place + 1;
+      n = last->end;
+    } else {
+      return false;
+    }
   }
-  const std::size_t least = pattern.front() == '*' ? 0 : 1;
-  const std::size_t most = pattern.front() == '*' ? name.size() : std::min<std::size_t>(1, name.size());
-  for (std::size_t length = least; length <= most; ++length) {
-    captured.emplace_back(name.substr(0, length));
-    if (match(rest, name.substr(length), captured)) return true;
-    captured.pop_back();
-  }
-  return false;
+  return true;
 }
 
 }  // namespace
 
+bool matches(std::string_view pattern, std::string_view name) {
+  return match(pattern, name, [](std::size_t, std::size_t, std::size_t) {});
+}
+
 std::optional<std::vector<std::string>> captures(std::string_view pattern, std::string_view name) {
+  std::vector<std::string_view> parts(pattern.size());  // by the places of the wildcards
+  const auto note = [&](std::size_t place, std::size_t begin, std::size_t end) {
+    parts[place] = name.substr(begin, end - begin);
+  };
+  if (!match(pattern, name, note)) return std::nullopt;
   std::vector<std::string> captured;
-  if (!match(pattern, name, captured)) return std::nullopt;
+  for (std::size_t place = 0; place < pattern.size(); ++place) {
+    if (is_wildcard(pattern[place])) captured.emplace_back(parts[place]);
+  }
   return captured;
 }
 

@@ -12,7 +12,9 @@ namespace tessera {
 //   "layers.*.w?" and "layers.10.wq" -> {"10", "q"}
 std::optional<std::vector<std::string>> captures(std::string_view pattern, std::string_view name);
 
-inline bool matches(std::string_view pattern, std::string_view name) { return captures(pattern, name).has_value(); }
+// Says whether captures() returns anything. Takes time in proportion to both lengths multiplied at most, and no memory:
+// a name may be of a hostile file.
+bool matches(std::string_view pattern, std::string_view name);
 
 // Returns `pattern` with each `*` and `?` replaced by what `captured` has for it, in order. Requires as many as there
 // are, or more.

@@ -98,11 +98,7 @@ std::vector<ModuleTensor> any_tensors(const torch::nn::Module& module) {
     if (is_new) result.push_back({{}, tensor});
     result[place->second].names.push_back(name);
   };
-  const std::map<std::string, at::Tensor> assigned = assigned_weights(module);
-  for (const auto& item : module.named_parameters()) {
-    const auto found = assigned.find(item.key());
-    add(item.key(), found == assigned.end() ? item.value() : found->second);
-  }
+  for (const auto& [name, tensor] : used_parameters(module)) add(name, tensor);
   for (const auto& item : module.named_buffers()) add(item.key(), item.value());
   return result;
 }
@@ -138,7 +134,7 @@ std::vector<SafetensorsHeader> plan_files(const std::vector<SavedTensor>& tensor
 }
 
 void save_tensors(const std::function<SavedContents()>& find, const std::vector<DeviceMesh>& meshes,
-                  const std::string& path, int64_t max_shard_bytes, const char* op) {
+                  const std::string& path, int64_t max_shard_bytes, const char* op, const char* name) {
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
   const Agreement agreement(meshes, op);
@@ -151,7 +147,7 @@ void save_tensors(const std::function<SavedContents()>& find, const std::vector<
       [&] {
         contents = find();
         plan = plan_files(contents.tensors, max_shard_bytes, contents.metadata);
-        if (writes) writer.emplace(path, plan);
+        if (writes) writer.emplace(path, plan, kMaxIndexBytes, name);
       },
       [&] { return fingerprint_of(plan, path); });
   const std::exception_ptr failure = write_in_turn(plan, contents.tensors, writing, writer, op);

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/safetensors_file.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -24,9 +25,10 @@ struct ModuleTensor {
 };
 
 // Returns the parameters of a module, then its buffers, each tensor once, in order of registration, without undefined
-// ones. Where a Linear's or Embedding's weight was assigned, returns the assigned tensor in place of the registered
-// one, which its forward does not read. Throws std::invalid_argument on a tensor that a file cannot hold (sparse,
-// quantized, without data), by name.
+// ones. Where a parameter of a Linear, an Embedding or a named layer was assigned, returns the assigned tensor in place
+// of the registered one, which forward does not read; assigned ones for which none is registered follow the other
+// parameters. Throws std::invalid_argument on a tensor that a file cannot hold (sparse, quantized, without data), by
+// name.
 std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module);
 
 // Returns the meshes of these tensors, each once. Does not throw, so that ranks can agree on what module_tensors does.
@@ -52,9 +54,10 @@ std::vector<SafetensorsHeader> plan_files(const std::vector<SavedTensor>& tensor
 
 // Saves the global values of the tensors that `find` returns, plain ones and DTensors, as save_weights in weights.h
 // describes, with the ranks of `meshes` (those of the DTensors among them). Where `find` throws on some ranks, all
-// ranks throw. Communication is counted under `op`, which also starts the messages.
+// ranks throw. Communication is counted under `op`, which also starts the messages. `name` is that of the file where
+// `path` is a folder.
 void save_tensors(const std::function<SavedContents()>& find, const std::vector<DeviceMesh>& meshes,
-                  const std::string& path, int64_t max_shard_bytes, const char* op);
+                  const std::string& path, int64_t max_shard_bytes, const char* op, const char* name = kWeightsName);
 // Does the same with `tensors`.
 void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes,
                   const std::string& path, int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata,

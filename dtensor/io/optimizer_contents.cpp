@@ -1,6 +1,7 @@
 #include "tessera/dtensor/io/optimizer_contents.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <unordered_map>
@@ -24,12 +25,35 @@ using torch::optim::Optimizer;
 
 using GroupPaths = std::vector<std::vector<std::string>>;  // the parameters of each group, by their first path
 
-GroupPaths group_paths(const Optimizer& optimizer, const torch::nn::Module& module, const char* op) {
+// Names tensors of a module so that no two of those that are registered share a path: each has the first under which it
+// is registered, also where an assigned tensor has replaced it, since the optimizer was given it all the same. A tensor
+// that is only assigned has the path of the one that it replaces.
+std::unordered_map<const c10::TensorImpl*, std::string> paths_in(const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, std::string> paths;
+  for (const auto& item : module.named_parameters()) paths.emplace(item.value().unsafeGetTensorImpl(), item.key());
   for (const ModuleTensor& item : module_tensors(module))
     paths.emplace(item.tensor.unsafeGetTensorImpl(), item.names.front());
-  // This also adds a registered tensor that an assigned weight has replaced: the optimizer was given it all the same.
-  for (const auto& item : module.named_parameters()) paths.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  return paths;
+}
+
+// Throws where the optimizer has both a tensor that is only assigned and the one that it replaces: their states would
+// have the same name.
+void check_different(const Optimizer& optimizer, const GroupPaths& paths, const char* op) {
+  std::map<std::string, const c10::TensorImpl*> named;
+  for (std::size_t g = 0; g < paths.size(); ++g) {
+    for (std::size_t i = 0; i < paths[g].size(); ++i) {
+      const c10::TensorImpl* const param = optimizer.param_groups()[g].params()[i].unsafeGetTensorImpl();
+      if (named.emplace(paths[g][i], param).first->second == param) continue;
+      throw std::invalid_argument(
+          fmt::format("{}: the optimizer has two tensors for {}: the registered one, and one that was assigned in its "
+                      "place; make it of the assigned one alone, which forward reads",
+                      op, in_quotes(paths[g][i])));
+    }
+  }
+}
+
+GroupPaths group_paths(const Optimizer& optimizer, const torch::nn::Module& module, const char* op) {
+  const std::unordered_map<const c10::TensorImpl*, std::string> paths = paths_in(module);
   GroupPaths groups;
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const std::vector<at::Tensor>& params = optimizer.param_groups()[g].params();
@@ -45,6 +69,7 @@ GroupPaths group_paths(const Optimizer& optimizer, const torch::nn::Module& modu
       groups.back().push_back(found->second);
     }
   }
+  check_different(optimizer, groups, op);
   return groups;
 }
 
@@ -90,7 +115,7 @@ void check_class(const Checkpoint& checkpoint, const OptimizerKind& kind, const 
   if (saved == kind.name()) return;
   throw std::invalid_argument(
       fmt::format("load_optimizer: '{}' holds the state of {}, the optimizer is {}; make one of that class", path,
-                  saved, kind.name()));
+                  in_quotes(saved), kind.name()));
 }
 
 void check_params(const nlohmann::json& saved, const std::vector<std::string>& params, std::size_t group,
@@ -99,7 +124,10 @@ void check_params(const nlohmann::json& saved, const std::vector<std::string>& p
   if (saved == here) return;
   std::size_t i = 0;
   while (i < saved.size() && i < here.size() && saved[i] == here[i]) ++i;
-  const auto at = [i](const nlohmann::json& list) { return i < list.size() ? list[i].dump() : "the end of the list"; };
+  const auto at = [i](const nlohmann::json& list) {
+    if (i >= list.size()) return std::string("the end of the list");
+    return in_quotes(list[i].is_string() ? list[i].get<std::string>() : list[i].dump());
+  };
   throw std::invalid_argument(
       fmt::format("load_optimizer: group {} of '{}' has {} parameters, that of the optimizer {}; the first "
                   "that differs is {} in the file and {} here",

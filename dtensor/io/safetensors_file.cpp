@@ -72,10 +72,9 @@ void check_bools(const char* bytes, int64_t count, const TensorEntry& entry, con
 
 TensorBox whole_box(const std::vector<int64_t>& shape) { return {std::vector<int64_t>(shape.size(), 0), shape}; }
 
-ElementRuns runs_of_loops(int64_t offset, const std::vector<Loop>& loops) {
+std::vector<Loop> merged_loops(const std::vector<Loop>& loops) {
   std::vector<Loop> merged;
   for (const Loop& loop : loops) {
-    if (loop.size == 0) return {};
     if (loop.size == 1) continue;
     if (!merged.empty() && merged.back().stride == loop.size * loop.stride) {
       merged.back() = {merged.back().size * loop.size, loop.stride};
@@ -83,6 +82,12 @@ ElementRuns runs_of_loops(int64_t offset, const std::vector<Loop>& loops) {
       merged.push_back(loop);
     }
   }
+  return merged;
+}
+
+ElementRuns runs_of_loops(int64_t offset, const std::vector<Loop>& loops) {
+  if (std::ranges::find(loops, 0, &Loop::size) != loops.end()) return {};
+  std::vector<Loop> merged = merged_loops(loops);
   ElementRuns runs = {.starts = {offset}, .length = 1};
   if (!merged.empty() && merged.back().stride == 1) {
     runs.length = merged.back().size;
@@ -126,6 +131,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path, std::optional<BlockChe
   reader_.read(kLengthBytes, length, json.data());
   data_start_ = kLengthBytes + length;
   header_ = parse_safetensors_header(json, file_bytes - data_start_, path);
+  reader_.drop_kept();  // a checkpoint has many files open at once
   for (std::size_t i = 0; i < header_.tensors.size(); ++i) by_name_.emplace(header_.tensors[i].name, i);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -37,11 +38,15 @@ struct Loop {
   int64_t size = 1;
   int64_t stride = 1;
 
-  friend bool operator==(const Loop&, const Loop&) = default;
+  friend auto operator<=>(const Loop&, const Loop&) = default;
 };
 
-// Returns the runs of the elements offset + sum of i_k * loops[k].stride, for all 0 <= i_k < loops[k].size. The loops
-// are nested: each stride is at least the next one's size times its stride.
+// Returns loops over the same elements in the same order, as few as possible. The loops are nested: each stride is at
+// least the next one's size times its stride.
+std::vector<Loop> merged_loops(const std::vector<Loop>& loops);
+
+// Returns the runs of the elements offset + sum of i_k * loops[k].stride, for all 0 <= i_k < loops[k].size, of nested
+// loops.
 ElementRuns runs_of_loops(int64_t offset, const std::vector<Loop>& loops);
 
 // Returns the runs that make up `box` of a tensor of `shape`.
@@ -76,6 +81,9 @@ class SafetensorsFile {
   at::Tensor read(const TensorEntry& entry) const { return read_box(entry, whole_box(entry.shape)); }
   // Reads the bytes of `runs`, and no others, one run after the other into a 1-D tensor. Throws as read_box does.
   at::Tensor read_runs(const TensorEntry& entry, const ElementRuns& runs, c10::Device device = at::kCPU) const;
+
+  // Frees the blocks that are kept for further reads (see BlockReader). Opening the file does so too.
+  void drop_kept() const { reader_.drop_kept(); }
 
   // Returns the bytes of data read so far, without the header; with checksums, the bytes of the blocks read so far.
   int64_t bytes_read() const { return reader_.bytes_read() - (reader_.verifies() ? 0 : data_start_); }

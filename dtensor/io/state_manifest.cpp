@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/dtensor/io/block_reader.h"
+#include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/strict_json.h"
 
 namespace tessera {
@@ -58,7 +59,7 @@ class Reader {
   Integer integer(const json& object, const char* name) const {
     const json& value = member(object, name);
     if (!value.is_number_unsigned() || value.get<uint64_t>() > std::numeric_limits<Integer>::max())
-      refuse(fmt::format("'{}' is {}, not a number of its range", name, value.dump()));
+      refuse(fmt::format("'{}' is {}, not a number of its range", name, in_quotes(value.dump())));
     return value.get<Integer>();
   }
 
@@ -161,7 +162,11 @@ StateManifest parse_state_manifest(std::string_view text, const std::string& fil
   manifest.values = reader.texts(state, "values");
   const json& files = reader.member(state, "files");
   if (!files.is_object()) reader.refuse("'files' is not an object");
-  for (const auto& [name, checksums] : files.items()) manifest.files.emplace(name, reader.checksums(checksums));
+  for (const auto& [name, checksums] : files.items()) {
+    if (leads_out_of_folder(name))
+      reader.refuse(fmt::format("{} is not the name of a file in its folder", in_quotes(name)));
+    manifest.files.emplace(name, reader.checksums(checksums));
+  }
   return manifest;
 }
 

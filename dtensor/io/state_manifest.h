@@ -42,7 +42,8 @@ std::string serialize_state_manifest(const StateManifest& manifest);
 int64_t bytes_with_checksums(StateManifest manifest);
 
 // Parses such a text, of which `file` is the name in messages. Throws std::invalid_argument when the checksum differs,
-// an object has a key twice, or a part is missing or of another type; OtherVersion when the version is another one.
+// an object has a key twice, a part is missing or of another type, or the name of a file leads out of the folder;
+// OtherVersion when the version is another one.
 StateManifest parse_state_manifest(std::string_view text, const std::string& file);
 
 // Returns the text of `folder`/state.json, of at most kMaxManifestBytes, which is not parsed. Throws as BlockReader.

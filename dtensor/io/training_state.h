@@ -28,7 +28,8 @@ struct TrainingState {
   DeviceMesh mesh;
   torch::nn::Module& model;
   torch::optim::Optimizer* optimizer = nullptr;  // one of torch::optim's six classes, over parameters of `model`
-  // Its number of steps is saved; the learning rates are saved with the optimizer.
+  // Its number of steps is saved; the learning rates are saved with the optimizer. A ReduceLROnPlateauScheduler is no
+  // LRScheduler, and cannot be saved.
   torch::optim::LRScheduler* scheduler = nullptr;
   int64_t step = 0;
   // Holds whatever else the user needs: the position in the data, the configuration. Texts in UTF-8.

@@ -318,11 +318,13 @@ WeightPlan part_of_plan(const WeightPlan& plan, const TensorBox& box) {
   return result;
 }
 
-ElementRuns runs_of(const WeightBlock& block) {
+std::vector<Loop> loops_in_file(const WeightBlock& block) {
   Loops loops;
   for (const NumberedLoop& each : sorted_loops(block)) loops.push_back(each.loop);
-  return runs_of_loops(block.offset, loops);
+  return merged_loops(loops);
 }
+
+ElementRuns runs_of(const WeightBlock& block) { return runs_of_loops(block.offset, loops_in_file(block)); }
 
 at::Tensor arranged(const WeightBlock& block, const at::Tensor& packed) {
   const std::vector<NumberedLoop> sorted = sorted_loops(block);

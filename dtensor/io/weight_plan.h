@@ -47,6 +47,9 @@ ElementRuns runs_of(const WeightBlock& block);
 // Returns the elements of runs_of(), which `packed` has in the file's order, as a tensor of box.sizes; it may share
 // storage with `packed`.
 at::Tensor arranged(const WeightBlock& block, const at::Tensor& packed);
+// Returns the loops over the elements of the file's tensor that the block takes, in the file's order and as few as
+// possible. Blocks of one offset that take the same elements have the same ones, however they arrange these.
+std::vector<Loop> loops_in_file(const WeightBlock& block);
 // Says whether the file has the block's elements in the order of the box, so that arranged() shares storage.
 bool in_file_order(const WeightBlock& block);
 

@@ -166,10 +166,29 @@ bool has_all(const Checkpoint& checkpoint, const Candidate& candidate) {
                              [&](const std::string& name) { return checkpoint.find(name) != nullptr; });
 }
 
-// Counts what of the file the module asks for.
-struct Wanted {
-  std::set<std::string> names;
-  std::map<std::string, int64_t> elements;
+// Counts what of the file the module asks for. A block that is asked for twice counts once, so that it does not hide
+// another that is left out; blocks that overlap in part count as if they did not.
+class Wanted {
+ public:
+  void add_names(const Candidate& candidate) {
+    for (std::string& name : candidate.source.file_names()) names_.insert(std::move(name));
+  }
+  void add(const WeightBlock& block) {
+    if (blocks_[block.file_name].emplace(block.offset, loops_in_file(block)).second)
+      elements_[block.file_name] += elements(block);
+  }
+
+  bool has_name(const std::string& name) const { return names_.contains(name); }
+  // Returns how many elements of the file's tensor are asked for; nullopt: none of its blocks is.
+  std::optional<int64_t> elements_of(const std::string& name) const {
+    const auto found = elements_.find(name);
+    return found == elements_.end() ? std::nullopt : std::make_optional(found->second);
+  }
+
+ private:
+  std::set<std::string> names_;
+  std::map<std::string, std::set<std::pair<int64_t, std::vector<Loop>>>> blocks_;  // offsets, and loops_in_file()
+  std::map<std::string, int64_t> elements_;
 };
 
 // Names what a tensor lacks: the first of its files' tensors that is not there, by the first of its candidates.
@@ -185,9 +204,7 @@ void add_missing(const ModuleTensor& item, const std::vector<Candidate>& candida
 
 void match_tensor(const ModuleTensor& item, const std::vector<Candidate>& candidates, const Checkpoint& checkpoint,
                   const LoadOptions& options, std::vector<WeightSlot>& slots, Wanted& wanted, Misfits& misfits) {
-  for (const Candidate& each : candidates) {
-    for (std::string& name : each.source.file_names()) wanted.names.insert(std::move(name));
-  }
+  for (const Candidate& each : candidates) wanted.add_names(each);
   const auto found = std::ranges::find_if(candidates, [&](const Candidate& each) { return has_all(checkpoint, each); });
   if (found == candidates.end()) {
     const bool is_excluded = candidates.empty() && options.rules.rules.empty();
@@ -197,7 +214,7 @@ void match_tensor(const ModuleTensor& item, const std::vector<Candidate>& candid
   const std::optional<WeightPlan> plan = plan_of(item, *found, checkpoint, misfits);
   check_dtypes(item, *found, checkpoint, options, misfits);
   if (!plan) return;
-  for (const WeightBlock& block : plan->blocks) wanted.elements[block.file_name] += elements(block);
+  for (const WeightBlock& block : plan->blocks) wanted.add(block);
   if (is_held(item.tensor)) slots.push_back(make_slot(item, *plan, checkpoint));
 }
 
@@ -212,12 +229,11 @@ void check_unexpected(const Checkpoint& checkpoint, const LoadOptions& options, 
         })) {
       continue;
     }
-    if (!wanted.names.contains(file_name)) misfits.unexpected.push_back(in_quotes(file_name));
-    const auto used = wanted.elements.find(file_name);
+    if (!wanted.has_name(file_name)) misfits.unexpected.push_back(in_quotes(file_name));
+    const std::optional<int64_t> used = wanted.elements_of(file_name);
     const int64_t all = entry->nbytes() / static_cast<int64_t>(c10::elementSize(entry->dtype));
-    if (used == wanted.elements.end() || used->second >= all) continue;
-    misfits.unexpected.push_back(
-        fmt::format("{} of the {} elements of {}", all - used->second, all, in_quotes(file_name)));
+    if (!used || *used >= all) continue;
+    misfits.unexpected.push_back(fmt::format("{} of the {} elements of {}", all - *used, all, in_quotes(file_name)));
   }
 }
 

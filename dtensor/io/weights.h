@@ -65,7 +65,8 @@ struct SaveOptions {
 
 // Saves the global values of all parameters and buffers of `module`. Equal values give byte-equal files, whatever the
 // number of ranks. A tensor that the module has under several names is saved once, under the first that was registered,
-// parameters before buffers; load_weights finds it.
+// parameters before buffers; load_weights finds it. Where another tensor was assigned to a parameter's member of a
+// Linear, an Embedding or a named layer, both take that one, which forward reads.
 //
 // `path` is a .safetensors file or an existing folder (then model.safetensors in it). An existing file of that name
 // must be a regular file: a symbolic link is refused, not followed, and so are a pipe, a socket and a device. Where one

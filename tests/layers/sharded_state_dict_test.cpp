@@ -5,9 +5,12 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <torch/optim/adamw.h>
+// This comes after LibTorch, whose logging has a CHECK of its own.
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/io/optimizer_state.h"
 #include "tessera/dtensor/io/weights.h"
 #include "tessera/layers/parallel_dim.h"
 #include "tessera/layers/parallel_embedding.h"
@@ -155,4 +158,66 @@ TESSERA_RANKS_TEST_CASE("a weight assigned to a layer is what is saved and loade
   save_weights(with_piece, folder / "piece");
   load_weights(apart, folder / "piece");
   CHECK(same(full_tensor(apart.head->weight.detach()), sample({24, 6}, 4, at::kFloat)));
+}
+
+namespace {
+
+// Two layers by columns, with and without a bias, to which whole biases or, where `piece` is true, this rank's pieces
+// are assigned.
+struct Biased : torch::nn::Module {
+  Biased(const DeviceMesh& mesh, int64_t seed, bool piece)
+      : with(register_module("with", ParallelLinear(6, 7, mesh, options_of(true)))),
+        without(register_module("without", ParallelLinear(6, 7, mesh, options_of(false)))) {
+    for (ParallelLinear* const layer : {&with, &without}) {
+      const at::Tensor whole = sample({7}, seed++, at::kFloat);
+      (*layer)->bias = piece ? piece_of(whole, mesh, {Shard(0)}) : spread(whole, mesh, {Replicate()});
+    }
+  }
+  static ParallelDimOptions options_of(bool bias) { return {.bias = bias, .dim = 1, .allow_uneven = true}; }
+  ParallelLinear with, without;
+};
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("a bias assigned to a layer is what is saved and loaded, also where the layer has none",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  for (const bool piece : {false, true}) {
+    CAPTURE(piece);
+    const Biased saved(mesh, 2, piece);
+    save_weights(saved, folder / "biased");
+    Biased loaded(mesh, 5, !piece);
+    load_weights(loaded, folder / "biased");
+    const auto check = [&](const at::Tensor& bias, int64_t seed) {
+      const at::Tensor whole = sample({7}, seed, at::kFloat);
+      CHECK(same(is_dtensor(bias) ? full_tensor(bias) : bias, piece ? whole : piece_of(whole, mesh, {Shard(0)})));
+    };
+    check(loaded.with->bias, 2);
+    check(loaded.without->bias, 3);
+    const std::vector<ShardedTensorEntry> entries = sharded_state_dict(saved);
+    CHECK(same(assembled(entries, "with.bias", {7}, mesh), sample({7}, 2, at::kFloat)));
+    CHECK(same(assembled(entries, "without.bias", {7}, mesh), sample({7}, 3, at::kFloat)));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("an optimizer's state of tied layers is loaded, whichever layer has left a tensor", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  for (const bool to_head : {false, true}) {
+    CAPTURE(to_head);
+    TableAndHead saved(mesh, to_head), loaded(mesh, to_head);
+    for (TableAndHead* const each : {&saved, &loaded}) {
+      if (!to_head) each->table->weight = each->head->weight;
+    }
+    torch::optim::AdamW first(saved.parameters()), second(loaded.parameters());
+    const at::Tensor ids = at::arange(4, on(at::kLong));
+    saved.head(saved.table(ids)).square().sum().backward();
+    first.step();
+    save_optimizer(first, saved, folder / "o");
+    load_optimizer(second, loaded, folder / "o");
+    CHECK(second.state().size() == 1);
+    CHECK(second.state().count(loaded.head->weight.unsafeGetTensorImpl()) == 1);
+    save_optimizer(second, loaded, folder / "again");  // names are different
+  }
 }

@@ -251,6 +251,16 @@ TEST_CASE("a weight tied by assigning the member is the one that is laid out") {
   CHECK(is_dtensor(head->named_parameters()["weight"]));
 }
 
+TEST_CASE("a bias that was assigned is laid out too, also where the layer was made without one") {
+  Linear with(4, 4), without(torch::nn::LinearOptions(4, 4).bias(false));
+  with->bias = torch::zeros({4});
+  without->bias = torch::zeros({4});
+  torch::nn::Sequential model(with, without);
+  parallelize_module(model, fake_mesh(0, {2}), {{"*", ColwiseParallel()}}, {.src_rank = kNoSource});
+  CHECK(placements_of(with->bias) == Placements{Shard(0)});
+  CHECK(placements_of(without->bias) == Placements{Shard(0)});
+}
+
 TEST_CASE("parameters over the same memory go on sharing it") {
   Aliased model(/*whole=*/true);
   parallelize_module(model, fake_mesh(1, {2}), {{"*", ColwiseParallel()}}, {.src_rank = kNoSource});

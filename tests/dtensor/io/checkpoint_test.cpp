@@ -17,6 +17,7 @@
 #include <ATen/Parallel.h>
 #include <doctest/doctest.h>
 
+#include "tessera/dtensor/io/block_checksums.h"
 #include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/checkpoint_writer.h"
 #include "tessera/dtensor/io/save_lock.h"
@@ -79,6 +80,35 @@ TEST_CASE("checkpoint: split where the next tensor would make a file too large, 
   const std::string index = read_text(folder / "model.safetensors.index.json");
   CHECK(index.find("\"total_size\": 2000") != std::string::npos);
   CHECK(index.find("\"t00\": \"model-00001-of-00003.safetensors\"") != std::string::npos);
+}
+
+FileChecksums checksums_in(const std::string& folder, int64_t block_bytes) {
+  FileChecksums all;
+  for (const std::string& name : files_in(folder)) {
+    const std::string bytes = read_text(folder + "/" + name);
+    BlockSums sums(static_cast<int64_t>(bytes.size()), block_bytes);
+    sums.add(0, bytes.data(), static_cast<int64_t>(bytes.size()));
+    all.emplace(name, sums.checksums(name));
+  }
+  return all;
+}
+
+TEST_CASE("checkpoint: the blocks of one file are kept, until another one is read") {
+  const TempFolder folder;
+  save(folder / "model.safetensors", 1, 5, 800);
+  const FileChecksums checksums = checksums_in(folder.path(), 1 << 20);  // a file is one block
+  const Checkpoint checkpoint(folder.path(), &checksums);
+  const auto bytes_for = [&](const char* name) {
+    const int64_t before = checkpoint.bytes_read();
+    CHECK(checkpoint.read_box(name, {{90}, {10}}).equal(at::ones({10})));
+    return checkpoint.bytes_read() - before;
+  };
+  const int64_t first = checksums.at("model-00001-of-00003.safetensors").file_bytes;
+  const int64_t second = checksums.at("model-00002-of-00003.safetensors").file_bytes;
+  CHECK(bytes_for("t00") == first);  // the header's block is not kept
+  CHECK(bytes_for("t01") == 0);
+  CHECK(bytes_for("t02") == second);
+  CHECK(bytes_for("t00") == first);
 }
 
 TEST_CASE("checkpoint: one file when it suffices, in a folder, of no tensors, and a tensor above the limit") {

@@ -242,10 +242,10 @@ TEST_CASE("optimizer state: a file that does not fit is refused by message, and 
     CAPTURE(want);
     CHECK(text.find(want) != std::string::npos);
   };
-  contains(refusal(adamw, "adam"), "holds the state of Adam, the optimizer is AdamW");
+  contains(refusal(adamw, "adam"), "holds the state of 'Adam', the optimizer is AdamW");
   contains(
       refusal(fewer, "adam"),
-      "has 4 parameters, that of the optimizer 1; the first that differs is \"a.bias\" in the file and the end of the "
+      "has 4 parameters, that of the optimizer 1; the first that differs is 'a.bias' in the file and the end of the "
       "list here");
   contains(refusal(two, "adam"), "has 1 parameter groups, the optimizer 2");
   contains(refusal(foreign, "adam"), "parameter 0 of group 0 of the optimizer (shape [5, 3]) is not in the module");
@@ -275,6 +275,9 @@ TEST_CASE("optimizer state: a file that does not fit is refused by message, and 
       {"an option twice", R"([{\"options\":{\"lr\":1,\"lr\":2},\"params\":[]}])", "", 0,
        "param_groups: the key 'lr' appears twice"},
       {"groups that are a number", "7", "", 0, "param_groups is not a list of"},
+      {"a long name with a control character",
+       R"([{\"options\":{\"lr\":1},\"params\":[\"\\u001b)" + std::string(200, 'x') + R"(\"]}])", "", 0,
+       "the first that differs is '\\x1bxxx"},
       {"a missing option", R"([{\"options\":{\"lr\":0.1},)" + params, "", 0, "the option 'beta1' is missing"},
       {"an option of another type", R"([{\"options\":{\"lr\":true},)" + params, "", 0,
        "the option 'lr' is not a number"},
@@ -303,25 +306,87 @@ TEST_CASE("optimizer state: a file that does not fit is refused by message, and 
   }
 }
 
+// Has two layers with one weight: that of the first, or of the second, is assigned to the other, which leaves a tensor.
+struct Tied : torch::nn::Module {
+  explicit Tied(bool to_first) {
+    register_module("a", a);
+    register_module("b", b);
+    (to_first ? a : b)->weight = (to_first ? b : a)->weight;
+  }
+  torch::nn::Linear a{3, 3}, b{3, 3};
+};
+
 TEST_CASE(
     "optimizer state: a weight that was tied by assigning the member has left a tensor, which the optimizer holds "
     "too") {
-  struct Model : torch::nn::Module {
-    Model() {
-      register_module("a", a);
-      register_module("b", b);
-      b->weight = a->weight;
+  const std::vector<std::pair<const char*, MakeOptimizer>> kinds = {
+      {"AdamW", make<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01))},
+      {"Adagrad", make<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1))}};
+  for (const auto& each : kinds) {
+    for (const bool to_first : {false, true}) {
+      CAPTURE(each.first);
+      CAPTURE(to_first);
+      const TempFolder folder;
+      Tied saved(to_first), loaded(to_first);
+      const std::unique_ptr<Optimizer> first = each.second(saved.parameters());
+      const std::unique_ptr<Optimizer> second = each.second(loaded.parameters());
+      saved.b->forward(saved.a->forward(torch::ones({2, 3}))).sum().backward();
+      first->step();
+      save_optimizer(*first, saved, folder / "o");
+      load_optimizer(*second, loaded, folder / "o");
+      for (std::size_t i = 0; i < saved.parameters().size(); ++i) {
+        CHECK(second->state().count(loaded.parameters()[i].unsafeGetTensorImpl()) ==
+              first->state().count(saved.parameters()[i].unsafeGetTensorImpl()));
+      }
+      save_optimizer(*second, loaded, folder / "again");
+      CHECK(read_text(folder / "o") == read_text(folder / "again"));
+      const std::string live = to_first ? "b.weight" : "a.weight";
+      CHECK(SafetensorsFile(folder / "o").find(live + "/step") != nullptr);
     }
-    torch::nn::Linear a{3, 3}, b{3, 3};
-  };
+  }
+}
+
+TEST_CASE("optimizer state: a tensor that is only assigned has the path of the one in whose place it is, not both") {
   const TempFolder folder;
-  Model saved, loaded;
-  torch::optim::AdamW first(saved.parameters()), second(loaded.parameters());
-  saved.b->forward(saved.a->forward(torch::ones({2, 3}))).sum().backward();
-  first.step();
-  save_optimizer(first, saved, folder / "o");
-  load_optimizer(second, loaded, folder / "o");
-  CHECK(second.state().size() == first.state().size());
+  TwoLayers net;
+  net->b->bias = torch::ones({2}, torch::requires_grad());
+  torch::optim::SGD alone({net->b->bias}, torch::optim::SGDOptions(0.1).momentum(0.9));
+  net(torch::ones({2, 3})).sum().backward();
+  alone.step();
+  save_optimizer(alone, *net, folder / "o");
+  CHECK(SafetensorsFile(folder / "o").find("b.bias/momentum_buffer") != nullptr);
+  std::vector<at::Tensor> all = net->parameters();
+  all.push_back(net->b->bias);
+  torch::optim::SGD both(all, torch::optim::SGDOptions(0.1));
+  CHECK(message_of([&] { save_optimizer(both, *net, folder / "both"); }).find("has two tensors for 'b.bias'") !=
+        std::string::npos);
+}
+
+TEST_CASE("optimizer state: in a folder it has a file of its own beside the weights, or the one of earlier versions") {
+  const TempFolder folder;
+  TwoLayers net;
+  torch::optim::AdamW optimizer(net->parameters());
+  net(torch::ones({2, 3})).sum().backward();
+  optimizer.step();
+  const auto loaded = [&] {
+    TwoLayers other;
+    torch::optim::AdamW again(other->parameters());
+    load_optimizer(again, *other, folder.path());
+    return again.state().size();
+  };
+  save_optimizer(optimizer, *net, folder / "model.safetensors");
+  CHECK(loaded() == 4);
+  save_weights(*net, folder.path());
+  CHECK(message_of(loaded).find("was not written by save_optimizer") != std::string::npos);
+  save_optimizer(optimizer, *net, folder.path());
+  CHECK(loaded() == 4);
+  TwoLayers other;
+  load_weights(*other, folder.path());
+  CHECK(other->a->weight.equal(net->a->weight));
+  const TempFolder empty;
+  CHECK(message_of([&] {
+          load_optimizer(optimizer, *net, empty.path());
+        }).find("holds neither optimizer.safetensors nor optimizer.safetensors.index.json") != std::string::npos);
 }
 
 }  // namespace

@@ -92,6 +92,9 @@ TEST_CASE("block reader: it reads the blocks that a read touches, each once in a
   CHECK(reader.bytes_read() == 128);
   CHECK(read(990, 10) == bytes.substr(990));  // the last block has 40 bytes
   CHECK(reader.bytes_read() == 168);
+  reader.drop_kept();
+  CHECK(read(990, 10) == bytes.substr(990));
+  CHECK(reader.bytes_read() == 208);
   CHECK_THROWS_AS(read(990, 11), std::runtime_error);
 
   std::string wrong = bytes;
@@ -215,16 +218,20 @@ TEST_CASE("state manifest: a part that is missing, ill-typed or out of range is 
   };
   contains(message("\"step\":7", "\"step\":7"), "nothing was thrown");
   contains(message("\"step\":7", "\"stop\":7"), "'step' is missing");
-  contains(message("\"step\":7", "\"step\":-7"), "'step' is -7");
-  contains(message("\"step\":7", "\"step\":9223372036854775808"), "'step' is 9223372036854775808");
+  contains(message("\"step\":7", "\"step\":-7"), "'step' is '-7'");
+  contains(message("\"step\":7", "\"step\":\"" + std::string(200, 'x') + "\""), "xxx...' (202 bytes), not a number");
+  contains(message("\"step\":7", "\"step\":9223372036854775808"), "'step' is '9223372036854775808'");
   contains(message("\"version\":1", "\"version\":2"), "its version is 2, and this program reads version 1");
   CHECK_THROWS_AS(parse_state_manifest(changed_manifest(good, "\"version\":1", "\"version\":2"), "m"), OtherVersion);
-  contains(message("\"step_count\":5", "\"step_count\":4294967296"), "'step_count' is 4294967296");
+  contains(message("\"step_count\":5", "\"step_count\":4294967296"), "'step_count' is '4294967296'");
   contains(message("\"12\"", "12"), "'position' of 'values' is not text");
   contains(message("\"block_bytes\":8", "\"block_bytes\":0"), "a block of 0 bytes");
   contains(message("\"block_bytes\":8", "\"block_bytes\":9"), "there are 2 checksums for 1 blocks");
   contains(message("\"bytes\":9", "\"bytes\":9223372036854775807"), "2 checksums for 1152921504606846976 blocks");
   contains(message("ffffffff", "fffffff"), "is not a checksum");
+  for (const char* const name : {"../f", "/f", "a/f", "..", ".", ""}) {
+    contains(message("\"f\":", "\"" + std::string(name) + "\":"), "' is not the name of a file in its folder");
+  }
   contains(message("\"step\":7", "\"step\":8,\"step\":7"), "'m': state: the key 'step' appears twice");
   contains(message("\"step\":7", "\"step\":" + std::string(64, '[') + std::string(64, ']')),
            "'m': state has lists or objects in each other, more than 64 deep");

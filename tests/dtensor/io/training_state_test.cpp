@@ -243,7 +243,7 @@ TESSERA_RANKS_TEST_CASE("training state: its step and values are read without it
       {"", "its 0 bytes do not begin and end as those of a manifest"},
       {good.substr(0, good.size() / 2), "do not begin and end as those of a manifest"},
       {other, "it has the checksum "},
-      {changed_manifest(good, "\"step\":12", "\"step\":-1"), "'step' is -1, not a number of its range"},
+      {changed_manifest(good, "\"step\":12", "\"step\":-1"), "'step' is '-1', not a number of its range"},
       {changed_manifest(good, "\"step\":12", "\"steps\":12"), "'step' is missing"},
       {changed_manifest(good, "\"position\":\"48\"", "\"position\":48"), "of 'values' is not text"},
       {changed_manifest(good, "\"version\":1", "\"version\":2"), "its version is 2"},

@@ -28,11 +28,21 @@ TEST_CASE("weight rules: what wildcards stand for") {
   CHECK(captures("*x", "axbx") == Captured{"axb"});
   CHECK(captures("a", "a") == Captured{});
   CHECK(captures("*", "") == Captured{""});
+  CHECK(captures("*?x*", "abxcxd") == Captured{"a", "b", "cxd"});
+  CHECK(captures("*.*.?", "a.b.c.d") == Captured{"a", "b.c", "d"});
+  CHECK_FALSE(captures("?", "").has_value());
   for (const char* const name : {"layers.10.w", "layers.10.wqs", "layer.10.wq"}) {
     CHECK_FALSE(captures("layers.*.w?", name).has_value());
   }
   CHECK(filled("h.*.?_proj", {"10", "q", "more"}) == "h.10.q_proj");
   CHECK(wildcards("h.*.?_proj") == 2);
+}
+
+TEST_CASE("weight rules: a long name of a hostile file is matched in time in proportion to its length") {
+  const std::string name(std::size_t{1} << 22, 'a');
+  CHECK(matches("*a*a*a", name));
+  CHECK_FALSE(matches("*a*a*b", name));
+  CHECK(captures("a*a", name)->front().size() == name.size() - 2);
 }
 
 TEST_CASE("weight rules: a source is a value whose text is the C++ that makes it") {
@@ -259,6 +269,13 @@ TEST_CASE("weights: rules that do not fit are listed in one message, and nothing
        {.rules = {{{"both", fuse(0, {from_file("x"), from_file("y"), from_file("z")}).narrow(0, 1, 4)}}, {}},
         .allow_missing = {"other"}},
        {"Not in the module: 3 of the 6 elements of 'x', 3 of the 6 elements of 'z' (set `allow_unexpected`"}},
+      {"a part that is taken twice in the place of another, in two ways",
+       {.rules = {{{"both",
+                    fuse(0, {from_file("x").narrow(0, 0, 1),
+                             from_file("x").flatten(0, 1).narrow(0, 0, 3).unflatten(0, {1, 3}), from_file("y")})},
+                   other},
+                  {}}},
+       {"Not in the module: 3 of the 6 elements of 'x' (set `allow_unexpected`"}},
       {"too many wildcards",
        {.rules = {{both, {"o*r", from_file("?*")}}, {}}},
        {"rule \"o*r\" <- from_file(\"?*\"): '?*' has more wildcards than the module's name"}},

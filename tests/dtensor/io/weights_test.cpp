@@ -261,6 +261,28 @@ TEST_CASE("weights: a weight tied by assigning the member is what is saved and l
   CHECK(loaded.head->weight.is_same(loaded.tok->weight));
 }
 
+TEST_CASE("weights: a bias that was assigned is what is saved and loaded, also in a layer that was made without one") {
+  const TempFolder folder;
+  struct Model : torch::nn::Module {
+    explicit Model(double value) {
+      register_module("with", with);
+      register_module("without", without);
+      with->bias = torch::full({2}, value);
+      without->bias = torch::full({2}, 2 * value);
+    }
+    torch::nn::Linear with{3, 2};
+    torch::nn::Linear without{torch::nn::LinearOptions(2, 2).bias(false)};
+  };
+  const Model saved(3);
+  Model loaded(0);
+  save_weights(saved, folder / "m");
+  CHECK(names_in(folder / "m") ==
+        std::vector<std::string>{"with.bias", "with.weight", "without.bias", "without.weight"});
+  load_weights(loaded, folder / "m");
+  CHECK(loaded.with->bias.equal(torch::full({2}, 3.0)));
+  CHECK(loaded.without->bias.equal(torch::full({2}, 6.0)));
+}
+
 TEST_CASE("weights: what a file cannot hold is refused by name") {
   const TempFolder folder;
   torch::nn::Module module;
