@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include "tessera/dtensor/core/tensor.h"
@@ -79,7 +80,8 @@ at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) 
   const Mesh& after = to.mesh.mesh();
   if (is_in_place(from.sizes, before, from.placements, after, to.placements)) {
     if (to.local_numel() == 0) return at::empty(to.local_sizes, piece.options());
-    return Region::within(from.tile, to.tile).read(row_major(piece));
+    const Region kept = Region::within(from.tile, to.tile);
+    return kept.read(kept.is_box() ? piece : row_major(piece));  // of a box it is a view
   }
   const DeviceMesh both = joined(from.mesh, to.mesh);
   if (!both.is_member()) return piece;
@@ -98,10 +100,12 @@ at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) 
 at::Tensor carry_across(const at::Tensor& local, const Spec& from, const Spec& to) {
   const SpecPtr left = with_placements(from, soonest_value(from));
   const SpecPtr reached = with_placements(to, without_partial(to.placements));
-  at::Tensor piece = exchanged(redistribute_local(local, from, left->placements), *left, *reached);
+  const at::Tensor value = redistribute_local(local, from, left->placements);
+  at::Tensor piece = exchanged(value, *left, *reached);
   if (!to.mesh.is_member()) return at::empty({0}, local.options());
   piece = redistribute_local(piece, *reached, to.placements);
-  return unaliased(piece, local);
+  // A view of a part would keep the whole value in memory.
+  return unaliased(piece, value, /*owned=*/!value.is_alias_of(local));
 }
 
 struct RedistributeTo : torch::autograd::Function<RedistributeTo> {
@@ -153,8 +157,12 @@ struct CopyToDevice : torch::autograd::Function<CopyToDevice> {
 at::Tensor redistribute_to_device(const at::Tensor& dtensor, const DeviceMesh& mesh, const Placements& placements,
                                   const std::optional<Placements>& grad_placements) {
   const DeviceMesh here(mesh.world_ptr(), mesh_of(dtensor).device_type(), mesh.mesh());
-  const at::Tensor moved =
-      redistribute_to(dtensor, here, placements, grad_placements.value_or(without_partial(placements_of(dtensor))));
+  std::optional<Placements> gradient = grad_placements;
+  // Where there is no gradient, nothing is copied here if the layout stays.
+  if (!gradient && c10::GradMode::is_enabled() && dtensor.requires_grad()) {
+    gradient = without_partial(placements_of(dtensor));
+  }
+  const at::Tensor moved = redistribute_to(dtensor, here, placements, gradient);
   const Spec& spec = spec_of(moved);
   const SpecPtr goal = intern_spec(mesh, spec.placements, spec.sizes, spec.strides, spec.dtype);
   return detail::linear_in(moved, [&](const at::Tensor& part) { return CopyToDevice::apply(part, goal); });

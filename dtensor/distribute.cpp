@@ -112,6 +112,10 @@ at::Tensor piece_of(const at::Tensor& t, const Spec& spec, const std::optional<s
 }
 
 SpecPtr spec_of_whole(const at::Tensor& t, const DeviceMesh& mesh, const Placements& given, const char* who) {
+  if (t.is_quantized()) {
+    throw std::invalid_argument(
+        fmt::format("{}: the tensor is quantized, {}; dequantize it first", who, c10::toString(t.scalar_type())));
+  }
   const Placements placements = normalize(given, mesh.mesh(), t.dim(), who);
   check_partials(placements, t.scalar_type(), who);
   return intern_spec(mesh, placements, t.sizes(), tessera::contiguous_strides(t.sizes()), t.scalar_type());

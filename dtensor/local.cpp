@@ -159,7 +159,7 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     const bool is_there = !c10::GradMode::is_enabled() && placements_of(g) == layout;
     at::Tensor out = is_there ? detail::meta(g).local() : to_local(redistribute(g, layout), layout);
     if (!wanted) {
-      const at::Tensor piece = saved[0].defined() ? masked_piece(saved[0], mask, spec) : at::Tensor();
+      const at::Tensor piece = saved[0].defined() ? masked_piece(saved[0].detach(), mask, spec) : at::Tensor();
       out = PieceDerivative(spec, piece).times(out);
     }
     return mask.defined() ? at::where(mask, out, at::zeros_like(out)) : out;
@@ -235,6 +235,10 @@ void check_tensors(const at::Tensor& local, const DeviceMesh& mesh, const Placem
   if (local.layout() != at::kStrided) {
     throw std::invalid_argument(
         fmt::format("from_local: the tensor is of layout {}; give a dense one, to_dense()", c10::str(local.layout())));
+  }
+  if (local.is_quantized()) {
+    throw std::invalid_argument(fmt::format("from_local: the tensor is quantized, {}; dequantize it first",
+                                            c10::toString(local.scalar_type())));
   }
   check_device(local, mesh, "from_local", "tensor");
   check_mask(local, placements, mask);

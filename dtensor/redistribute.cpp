@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
 #include "tessera/dtensor/backward_node.h"
@@ -21,6 +22,7 @@
 #include "tessera/mesh/core/reused_memory.h"
 #include "tessera/mesh/failing.h"
 #include "tessera/placement/plan.h"
+#include "tessera/placement/reduction.h"
 
 namespace tessera {
 namespace {
@@ -68,11 +70,13 @@ at::Tensor run_one(const at::Tensor& dtensor, const Redistribution& redistributi
   const DeviceMesh& mesh = redistribution.from->mesh;
   const at::Tensor& local = detail::meta(dtensor).local();
   const bool takes = memory == Memory::kTake;
-  const at::Tensor moved = run_route(*redistribution.route(model), mesh, redistribution.as_sent(local), takes);
+  const at::Tensor sent = redistribution.as_sent(local);
+  const bool owned = takes || !sent.is_same(local);
+  const at::Tensor moved = run_route(*redistribution.route(model), mesh, sent, owned);
   // A view of a part would keep the whole in memory.
   const bool is_whole = moved.is_alias_of(local) && moved.numel() == local.numel() && moved.is_contiguous();
   if (memory == Memory::kShare && is_whole) return detail::wrap_view(moved, redistribution.to, dtensor, 0);
-  at::Tensor piece = failing(mesh.world(), "redistribute", [&] { return unaliased(moved, local, takes); });
+  at::Tensor piece = failing(mesh.world(), "redistribute", [&] { return unaliased(moved, sent, owned); });
   return detail::wrap(std::move(piece), redistribution.to);
 }
 
@@ -81,16 +85,19 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
   bool communicates = false;
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
     const Redistribution& redistribution = call.redistributions[i];
-    items.push_back({redistribution.route(call.options.cost_model),
-                     redistribution.as_sent(detail::meta(dtensors[i]).local()), call.takes()});
+    const at::Tensor& local = detail::meta(dtensors[i]).local();
+    at::Tensor sent = redistribution.as_sent(local);
     // Writes to an inference tensor are not counted, so a copy of it is sent.
-    at::Tensor& piece = items.back().piece;
-    if (call.options.async && piece.is_inference()) {
-      piece = failing(call.mesh().world(), "redistribute", [&] { return reused_copy(piece); });
+    if (call.options.async && local.is_inference() && sent.is_same(local)) {
+      sent = failing(call.mesh().world(), "redistribute", [&] { return reused_copy(local); });
     }
+    const bool owned = call.takes() || !sent.is_same(local);
+    items.push_back({redistribution.route(call.options.cost_model), std::move(sent), owned});
     communicates |= items.back().route->communicates();
   }
-  const auto running = std::make_shared<AsyncRedistributions>(call.mesh(), items);
+  // Where this call is synchronous, the results are read below.
+  const WaitTime wait_time = call.options.async ? WaitTime::kLater : WaitTime::kAtOnce;
+  const auto running = std::make_shared<AsyncRedistributions>(call.mesh(), std::move(items), wait_time);
   tensor_list out;
   for (std::size_t i = 0; i < dtensors.size(); ++i) out.push_back(detail::wrap(running, i, call.redistributions[i].to));
   if (call.options.async && communicates) {
@@ -161,14 +168,13 @@ struct RedistributeFormula {
   static constexpr const char* kName = "tessera::redistribute";
   RedistributeCall call;
 
-  tensor_list operator()(const torch::autograd::Node& /*node*/, const tensor_list& /*saved*/,
-                         tensor_list& grads) const {
+  tensor_list operator()(const torch::autograd::Node& node, const tensor_list& /*saved*/, tensor_list& grads) const {
     tensor_list moving;
     std::vector<Placements> wanted;
     std::vector<std::size_t> places;
     for (std::size_t i = 0; i < grads.size(); ++i) {
       const at::Tensor gradient = std::exchange(grads[i], at::Tensor());
-      if (!gradient.defined()) continue;
+      if (!gradient.defined() || !node.task_should_compute_output(i)) continue;
       places.push_back(i);
       const Spec& input = *call.redistributions[i].from;
       moving.push_back(detail::as_dtensor(gradient, input).to(call.options.backward_dtype.value_or(input.dtype)));
@@ -190,11 +196,30 @@ struct RedistributeFormula {
   }
 };
 
+// Records the redistributions of those tensors that require a gradient; the results of the others have none.
+tensor_list record_values(at::TensorList dtensors, const RedistributeCall& call) {
+  RedistributeCall recorded{.redistributions = {}, .options = call.options, .memory = call.memory};
+  c10::SmallVector<at::Tensor, 1> inputs;
+  c10::SmallVector<std::size_t, 1> places;
+  for (std::size_t i = 0; i < dtensors.size(); ++i) {
+    if (!dtensors[i].requires_grad()) continue;
+    recorded.redistributions.push_back(call.redistributions[i]);
+    inputs.push_back(dtensors[i]);
+    places.push_back(i);
+  }
+  tensor_list out;
+  detail::record(inputs, {}, RedistributeFormula{std::move(recorded)}, [&] {
+    out = run_all(dtensors, call);
+    c10::SmallVector<at::Tensor, 1> results;
+    for (const std::size_t i : places) results.push_back(out[i]);
+    return results;
+  });
+  return out;
+}
+
 // Skips autograd when it has nothing to record, since it costs as much as the rest.
 tensor_list move_values(at::TensorList dtensors, const RedistributeCall& call) {
-  if (is_recorded(dtensors)) {
-    return detail::record(dtensors, {}, RedistributeFormula{call}, [&] { return run_all(dtensors, call); });
-  }
+  if (is_recorded(dtensors)) return record_values(dtensors, call);
   const c10::AutoGradMode no_gradient(false);
   return run_all(dtensors, call);
 }
@@ -215,9 +240,12 @@ tensor_list move_all(at::TensorList dtensors, const RedistributeCall& call) {
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
     if (!detail::has_tangent(dtensors[i])) continue;
     const Spec& to = *call.redistributions[i].to;
-    out[i] =
-        detail::with_tangent(out[i], redistribute(detail::tangent_of(dtensors[i]), to.placements,
-                                                  {.forward_dtype = to.dtype, .cost_model = call.options.cost_model}));
+    const at::Tensor given = detail::tangent_of(dtensors[i]);
+    at::Tensor tangent =
+        redistribute(given, to.placements, {.forward_dtype = to.dtype, .cost_model = call.options.cost_model});
+    // A tangent that has the result's layout already would be shared by both tensors, and written with either.
+    if (tangent.is_same(given) && call.memory != Memory::kShare) tangent = tangent.clone();
+    out[i] = detail::with_tangent(out[i], tangent);
   }
   return out;
 }
@@ -231,6 +259,18 @@ void check_dtypes(const Spec& from, at::ScalarType to, const RedistributeOptions
   if (requires_grad && !(isFloatingType(back) || isComplexType(back))) {
     throw std::invalid_argument(
         fmt::format("redistribute: a gradient as {}; backward_dtype must be floating", toString(back)));
+  }
+}
+
+// Throws where the pieces of a pending reduction, which are converted before they are reduced, would give another
+// value.
+void check_conversion(const Spec& from, at::ScalarType to) {
+  for (const Placement& p : from.placements) {
+    if (!p.is_partial() || commutes_with_conversion(p.reduction(), from.dtype, to)) continue;
+    throw std::invalid_argument(
+        fmt::format("redistribute: {} as {} in forward_dtype {}, to which pieces are converted before they are "
+                    "reduced: {} of converted pieces is another value; redistribute first, and convert the result",
+                    toString(from.dtype), to_string(from.placements), toString(to), to_string(p)));
   }
 }
 
@@ -263,6 +303,7 @@ std::optional<Redistribution> redistribution_of(const at::Tensor& dtensor, const
   if (to == from->placements && dtype == from->dtype && plain) return std::nullopt;
   check_dtypes(*from, dtype, options, dtensor.requires_grad());
   check_partials(from->placements, dtype, "redistribute");
+  if (dtype != from->dtype) check_conversion(*from, dtype);
   check_partials(to, dtype, "redistribute");
   redistribution.to = spec_of_result(*from, to, dtype);
   if (!options.cost_model.links.empty()) check_cost_model(options.cost_model, mesh.ndim(), "redistribute");

@@ -102,10 +102,10 @@ void check_cover(const Partition& partition, int64_t size, int64_t parts, const 
   for (int64_t i = 0; i < parts; ++i) {
     const Intervals part = partition.part(size, parts, i);
     for (std::size_t k = 0; k < part.size(); ++k) {
-      if (part[k].size() > 0 && (k == 0 || part[k - 1].end <= part[k].begin)) continue;
+      if (part[k].size() > 0 && (k == 0 || part[k - 1].end < part[k].begin)) continue;
       throw std::invalid_argument(
-          fmt::format("{}: {} gives part {} of {} as {}; part() must return ascending intervals of at "
-                      "least one element",
+          fmt::format("{}: {} gives part {} of {} as {}; part() must return ascending intervals of at least one "
+                      "element, and one interval where two touch (append() joins them)",
                       who, partition.text(), i, parts, to_string(part)));
     }
     all.insert(all.end(), part.begin(), part.end());

@@ -35,7 +35,9 @@ class Partition : public Described {
   const std::string& parameters() const { return parameters_; }
 
   // Returns the elements of part `index`, 0 <= index < parts, of a dimension of `size` elements. The parts together
-  // must hold every element exactly once; this is checked when a layout is first used.
+  // must hold every element exactly once; this is checked when a layout is first used. It must cut every size, also 0
+  // and 1, unless size() returns the one that it cuts. Where it throws for a size, layouts with that size are refused
+  // by its exception, and no plan passes through one.
   virtual Intervals part(int64_t size, int64_t parts, int64_t index) const = 0;
 
   // Returns the number of parts if it is fixed. The mesh dimensions that have this partition for one tensor dimension

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
 
@@ -10,6 +12,7 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/eq.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/ones_like.h>
@@ -21,6 +24,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/device_checks.h"
@@ -49,8 +53,23 @@ c10::Scalar extreme(at::ScalarType dtype, bool highest) {
   return highest ? c10::Scalar(std::numeric_limits<uint64_t>::max() >> shift) : c10::Scalar(0);
 }
 
+// Says whether integral dtype `a` has every number of integral dtype `b`.
+bool holds_all(at::ScalarType a, at::ScalarType b) {
+  if (c10::isSignedType(a) == c10::isSignedType(b)) return c10::elementSize(a) >= c10::elementSize(b);
+  return c10::isSignedType(a) && c10::elementSize(a) > c10::elementSize(b);
+}
+
 // Says whether a sum of a few numbers of this dtype may overflow although their mean does not.
 bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || c10::isFloat8Type(dtype); }
+
+// Checks what `method` of a reduction has made of `given`.
+void check_sizes(const at::Tensor& made, const at::Tensor& given, const Reduction& reduction, const char* method) {
+  if (made.sizes() == given.sizes()) return;
+  throw std::invalid_argument(
+      fmt::format("redistribute: Reduction::{} of P({}) has made a tensor [{}] of one [{}]; compute it element by "
+                  "element, so that the sizes stay",
+                  method, reduction.text(), fmt::join(made.sizes(), ", "), fmt::join(given.sizes(), ", ")));
+}
 
 class Plain : public Reduction {
  public:
@@ -185,12 +204,12 @@ bool is_close(const at::Tensor& got, const at::Tensor& want) {
 at::Tensor value_of(const Reduction& reduction, const std::vector<at::Tensor>& pieces) {
   std::vector<at::Tensor> terms;
   terms.reserve(pieces.size());
-  for (const at::Tensor& piece : pieces) terms.push_back(reduction.to_term(piece));
+  for (const at::Tensor& piece : pieces) terms.push_back(term_of(reduction, piece));
   const ReduceOp op = reduction.op();
   const at::ScalarType dtype = terms[0].scalar_type();
   const at::Tensor reduced =
       from_reducible(reduce_rows(to_reducible(at::stack(terms), op, "redistribute"), op), dtype, op);
-  return reduction.from_terms(reduced, std::ssize(pieces)).to(pieces[0].scalar_type());
+  return value_of_terms(reduction, reduced, std::ssize(pieces)).to(pieces[0].scalar_type());
 }
 
 // Returns the piece of each of `ranks` ranks that redistribute makes of a value that all of them hold.
@@ -201,10 +220,23 @@ std::vector<at::Tensor> spread_over(const Reduction& reduction, const at::Tensor
   return pieces;
 }
 
-// Returns the method that does not fit to make pieces of `value` over `ranks` ranks, or nullptr.
+// Says whether these are the pieces that the default of spread() makes.
+bool are_default(const std::vector<at::Tensor>& pieces, const Reduction& reduction, const at::Tensor& value) {
+  const std::ptrdiff_t ranks = std::ssize(pieces);
+  for (std::ptrdiff_t i = 0; i < ranks; ++i) {
+    const at::Tensor piece = reduction.Reduction::spread(value, i, ranks);
+    if (!at::equal(pieces[static_cast<std::size_t>(i)], piece)) return false;
+  }
+  return true;
+}
+
+// Returns the methods that do not fit to make pieces of `value` over `ranks` ranks, or nullptr.
 const char* wrong_method(const Reduction& reduction, const at::Tensor& value, int64_t ranks) {
   const at::ScalarType dtype = value.scalar_type();
-  if (!is_close(value_of(reduction, spread_over(reduction, value, ranks)), value)) return "spread";
+  const std::vector<at::Tensor> pieces = spread_over(reduction, value, ranks);
+  if (!is_close(value_of(reduction, pieces), value)) {
+    return are_default(pieces, reduction, value) ? "spread, or Reduction::neutral" : "spread";
+  }
   std::vector<at::Tensor> alone(static_cast<std::size_t>(ranks), at::full_like(value, reduction.neutral(dtype)));
   alone[0] = reduction.only_piece(value, ranks).to(dtype);
   return is_close(value_of(reduction, alone), value) ? nullptr : "only_piece and Reduction::neutral";
@@ -276,6 +308,28 @@ at::Tensor Reduction::derivative(const at::Tensor&, const Peers&) const {
       "from_local: the gradient of a piece of P({}) is not known: implement Reduction::derivative (or slope), or "
       "say in options.grad_placements what the gradient of a piece is to be",
       text()));
+}
+
+at::Tensor term_of(const Reduction& reduction, const at::Tensor& piece) {
+  at::Tensor out = reduction.to_term(piece);
+  check_sizes(out, piece, reduction, "to_term");
+  return out;
+}
+
+at::Tensor value_of_terms(const Reduction& reduction, const at::Tensor& terms, int64_t ranks) {
+  at::Tensor out = reduction.from_terms(terms, ranks);
+  check_sizes(out, terms, reduction, "from_terms");
+  return out;
+}
+
+bool commutes_with_conversion(const Reduction& reduction, at::ScalarType from, at::ScalarType to) {
+  if (from == to || from == at::kBool) return true;
+  const bool to_integer = c10::isIntegralType(to, /*includeBool=*/false);
+  if (to == at::kBool || (to_integer && !c10::isIntegralType(from, /*includeBool=*/false))) return false;
+  if (c10::isComplexType(from) && !c10::isComplexType(to)) return reduction.slope(1).has_value();
+  if (reduction.op() != ReduceOp::kMax && reduction.op() != ReduceOp::kMin) return true;
+  // The neutral pieces are the extremes of their dtype.
+  return to_integer ? holds_all(to, from) : std::isinf(largest(to));
 }
 
 void check_reduces(ReduceOp op, at::ScalarType dtype, const std::string& who) { reduced_as(dtype, op, who.c_str()); }

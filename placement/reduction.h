@@ -19,7 +19,9 @@ namespace tessera {
 // element by element,
 //   from_terms(op over the ranks of to_term(piece), number of ranks)
 // To add one, derive from this class; then `Partial(std::make_shared<const Mine>(...))` is a placement. Objects are
-// immutable and are called from any thread, with tensors that do not require grad.
+// immutable and are called from any thread, with tensors that do not require grad. Two Reductions of one class are one
+// and the same where their texts are equal: one may be used in the place of the other, so a parameter must be in the
+// text.
 class Reduction : public Described {
  public:
   // Is thrown by the default of a method that cannot do without an implementation, so alike on every rank.
@@ -33,15 +35,17 @@ class Reduction : public Described {
 
   ReduceOp op() const { return op_; }
 
-  // Returns the piece as a term of `op`. The term has a wider dtype where the sum of terms of the piece's own dtype
+  // Returns the piece as a term of `op`, element by element: the term has the sizes of `piece`, which may be any part
+  // of a rank's piece, also a flattened one. The term has a wider dtype where the sum of terms of the piece's own dtype
   // would overflow; more bytes are then sent than the plan says. The result may be the piece itself: do not write to
   // it.
   virtual at::Tensor to_term(const at::Tensor& piece) const;
-  // Returns the value from the reduced terms of `ranks` ranks, in the dtype of the terms. The result may be `terms`
-  // itself: do not write to it. Where the reduction is pending over several mesh dimensions, it may be done over all of
-  // them at once, or over one after the other, where the value over the first ones is a piece of the next. Both must
-  // give the same: from_terms of the terms of a * b ranks, and from_terms over b ranks of the terms of what from_terms
-  // gives over a ranks.
+  // Returns the value from the reduced terms of `ranks` ranks, element by element: in the sizes and the dtype of
+  // `terms`, which may be those of any part of the pieces, also a flattened one. The result may be `terms` itself: do
+  // not write to it. Where the reduction is pending over several mesh dimensions, it may be done over all of them at
+  // once, or over one after the other, where the value over the first ones is a piece of the next. Both must give the
+  // same: from_terms of the terms of a * b ranks, and from_terms over b ranks of the terms of what from_terms gives
+  // over a ranks.
   virtual at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const;
 
   // Returns the piece of the rank at `coordinate` of `ranks` for a value that all of them hold. This makes the
@@ -78,6 +82,16 @@ class Reduction : public Described {
   const ReduceOp op_;
 };
 using ReductionPtr = std::shared_ptr<const Reduction>;
+
+// Return reduction.to_term(piece) and reduction.from_terms(terms, ranks). Throw std::invalid_argument where the
+// reduction, which may be a user's, returns other sizes than those of what it was given.
+at::Tensor term_of(const Reduction& reduction, const at::Tensor& piece);
+at::Tensor value_of_terms(const Reduction& reduction, const at::Tensor& terms, int64_t ranks);
+
+// Says whether pieces of dtype `from` may be converted to `to` before they are reduced: whether the value is then the
+// converted one, but for rounding. A sum of truncated numbers is no truncated sum, and the smallest long, which is a
+// neutral piece of max, becomes 0 as an int.
+bool commutes_with_conversion(const Reduction& reduction, at::ScalarType from, at::ScalarType to);
 
 // Throws std::invalid_argument, prefixed with `who`, when `op` has no meaning for `dtype`: avg of integers, sum,
 // product or avg of bool, max or min of complex numbers, bit operations on anything but integers and bool.

@@ -22,7 +22,7 @@ std::vector<RoutePtr> routes_of(const std::vector<AsyncRedistributions::Item>& i
 
 }  // namespace
 
-AsyncRedistributions::AsyncRedistributions(const DeviceMesh& mesh, std::vector<Item> items)
+AsyncRedistributions::AsyncRedistributions(const DeviceMesh& mesh, std::vector<Item> items, WaitTime wait_time)
     : mesh_(mesh),
       op_(mesh.world().current_op()),
       path_(mesh.world().current_path()),
@@ -32,7 +32,7 @@ AsyncRedistributions::AsyncRedistributions(const DeviceMesh& mesh, std::vector<I
   for (std::size_t i = 0; i < items.size(); ++i) {
     starting.push_back({routes_[i].get(), std::move(items[i].piece), items[i].owned, items[i].may_share});
   }
-  execution_.emplace(mesh_, std::move(starting), WaitTime::kLater);
+  execution_.emplace(mesh_, std::move(starting), wait_time);
   if (!mesh_.world().is_fake()) queued_ = StreamPoint::here(mesh_.device());
 }
 

@@ -15,6 +15,7 @@
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
+#include "tessera/mesh/collectives/pending_collective.h"
 #include "tessera/mesh/core/stream_point.h"
 
 namespace tessera {
@@ -31,8 +32,9 @@ class AsyncRedistributions final : public AsyncPieces {
     bool owned = false;      // see RouteExecution::Item
     bool may_share = false;  // see RouteExecution::Item
   };
-  // Starts the first round. Every rank of the mesh calls it with the same routes in the same order.
-  AsyncRedistributions(const DeviceMesh& mesh, std::vector<Item> items);
+  // Starts the first round. Every rank of the mesh calls it with the same routes in the same order. With
+  // WaitTime::kAtOnce the caller reads a result next (mesh/collectives/pending_collective.h).
+  AsyncRedistributions(const DeviceMesh& mesh, std::vector<Item> items, WaitTime wait_time = WaitTime::kLater);
 
   // Stores item i's redistributed piece in `piece`, if it is still `undelivered`; it is row-major and shares no storage
   // with the piece that was given. The first call finishes all redistributions, so every rank must make it. Any thread

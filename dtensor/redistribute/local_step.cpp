@@ -45,7 +45,7 @@ LocalStep::LocalStep(const StepOnRank& at)
 at::Tensor LocalStep::run(const at::Tensor& piece) const {
   // read() of a box keeps the piece's strides.
   at::Tensor out = slice_.is_box() ? slice_.read(piece) : slice_.read(row_major(piece));
-  if (stays_pending_) out = stays_pending_->from_terms(stays_pending_->to_term(out), 1).to(out.scalar_type());
+  if (stays_pending_) out = value_of_terms(*stays_pending_, term_of(*stays_pending_, out), 1).to(out.scalar_type());
   if (scale_ != 1) out = out.mul(scale_);
   if (!embedded_.empty()) out = embed(row_major(out));
   for (const Forming& each : formed_) {

@@ -146,7 +146,7 @@ at::Tensor Transfer::input_of(const at::Tensor& piece) const {
   } else if (!needed_.empty()) {
     out = needed_[0].read(row_major(piece));
   }
-  for (const auto& [reduction, ranks] : reductions_) out = reduction->to_term(out);
+  for (const auto& [reduction, ranks] : reductions_) out = term_of(*reduction, out);
   return row_major(out);
 }
 
@@ -175,7 +175,7 @@ at::Tensor Transfer::completed(at::Tensor value, const at::Tensor& input) const 
     value = reused_copy(value.narrow(0, part_of_all_reduce_->first, c10::multiply_integers(part_of_all_reduce_->second))
                             .view(part_of_all_reduce_->second));
   }
-  for (const auto& [reduction, ranks] : reductions_) value = reduction->from_terms(value, ranks);
+  for (const auto& [reduction, ranks] : reductions_) value = value_of_terms(*reduction, value, ranks);
   return reduces() && value.scalar_type() != dtype_ ? value.to(dtype_) : value;
 }
 

@@ -27,7 +27,8 @@ class Transfer {
   ReduceOp op() const { return reductions_[0].first->op(); }
   bool reduces() const { return !reductions_.empty(); }
 
-  // Returns the tensor that sends() refers to: the row-major piece, or the piece as terms of the reduction.
+  // Returns the tensor that sends() refers to: the row-major piece, or the piece as terms of the reduction. It throws
+  // std::invalid_argument, as completed() does, when a user's reduction changes the sizes (term_of).
   at::Tensor input_of(const at::Tensor& piece) const;
   // sends() are the regions of the input that are sent, receives() those of the result that are received: one per rank
   // of the group, or a single one where all ranks get or send the same.

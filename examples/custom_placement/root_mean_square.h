@@ -12,12 +12,16 @@
 namespace custom_placement {
 
 // A pending reduction whose value is the root mean square of numbers of which every rank holds equally many. A rank's
-// piece is the root mean square of its own numbers. An RMSNorm over a sharded hidden dimension needs it.
+// piece is the root mean square of its own numbers; terms are float32 at least, since a square in float16 may overflow.
+// An RMSNorm over a sharded hidden dimension needs it.
 class RootMeanSquare final : public tessera::Reduction {
  public:
   RootMeanSquare() : Reduction("rms", tessera::ReduceOp::kSum) {}
 
-  at::Tensor to_term(const at::Tensor& piece) const override { return piece.square(); }
+  at::Tensor to_term(const at::Tensor& piece) const override {
+    const bool narrow = c10::elementSize(piece.scalar_type()) < 4;
+    return (narrow ? piece.to(at::kFloat) : piece).square();
+  }
   at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const override { return terms.div(ranks).sqrt(); }
 
   // Every rank gets the same piece, since the root mean square of equal numbers is their magnitude.
@@ -30,7 +34,8 @@ class RootMeanSquare final : public tessera::Reduction {
 
   at::Tensor derivative(const at::Tensor& piece, const Peers& peers) const override {
     const at::Tensor value = from_terms(peers.all_reduce(to_term(piece), tessera::ReduceOp::kSum), peers.ranks);
-    return at::where(at::eq(value, 0), at::zeros_like(value), piece.div(value.mul(peers.ranks)));
+    const at::Tensor out = at::where(at::eq(value, 0), at::zeros_like(value), piece.div(value.mul(peers.ranks)));
+    return out.to(piece.scalar_type());
   }
 
   void check(at::ScalarType dtype, const std::string& who) const override {

@@ -55,6 +55,16 @@ class Forgetful final : public Partition {
   mutable std::atomic<int64_t> calls_ = 0;
 };
 
+// Is a sum whose derivative refuses a piece that requires grad.
+class Detached final : public Reduction {
+ public:
+  Detached() : Reduction("detached", ReduceOp::kSum) {}
+  at::Tensor derivative(const at::Tensor& piece, const Peers&) const override {
+    if (piece.requires_grad()) throw std::runtime_error("the piece requires grad");
+    return at::ones_like(piece);
+  }
+};
+
 }  // namespace
 
 TESSERA_RANKS_TEST_CASE("zigzag: the parts", {1}) {
@@ -121,6 +131,21 @@ TESSERA_RANKS_TEST_CASE("the gradient of a root mean square reaches the pieces a
   const at::Tensor piece = all[mesh.local_rank(0)].clone().requires_grad_(true);
   full_tensor(from_local(piece, mesh, {RmsPartial()})).sum().backward();
   CHECK(close(piece.grad(), rows.grad()[mesh.local_rank(0)]));
+}
+
+TESSERA_RANKS_TEST_CASE("a reduction's derivative is given pieces that do not require grad", {1, 2}) {
+  const at::Tensor piece = sample({3, 2}).requires_grad_(true);
+  full_tensor(from_local(piece, line(), {Partial(std::make_shared<const Detached>())})).sum().backward();
+  CHECK(same(piece.grad(), at::ones_like(piece.detach())));
+}
+
+TESSERA_RANKS_TEST_CASE("the root mean square of float16 numbers whose squares overflow is right", {1, 2, 3}) {
+  const at::Tensor piece = sample({4}).fill_(300).to(at::kHalf).requires_grad_(true);
+  const at::Tensor value = full_tensor(from_local(piece, line(), {RMS}));
+  CHECK(same(value.detach(), piece.detach()));
+  value.sum().backward();
+  const at::Tensor want = at::full_like(piece.detach(), 1.0 / static_cast<double>(line().size()));
+  CHECK(close(piece.grad().to(at::kFloat), want.to(at::kFloat), 1e-3));
 }
 
 TESSERA_RANKS_TEST_CASE("operators run on a zigzag as on any shard, without communication", {1, 2, 3, 4}) {

@@ -380,6 +380,23 @@ TESSERA_RANKS_TEST_CASE("a tangent goes where its tensor is redistributed to", {
   }
 }
 
+TESSERA_RANKS_TEST_CASE("a write to a redistributed tensor leaves the source's tangent as it was", {1, 2, 3}) {
+  const at::Tensor value = sample({5, 3}), change = sample({5, 3}, 1);
+  for (const Placement& from : {R, S0, S1}) {
+    for (const Placement& of_tangent : {R, S0, S1}) {
+      CAPTURE(to_string(Placements{from, of_tangent}));
+      const ForwardLevel level;
+      const at::Tensor source = dual(spread(value, line(), {from}), spread(change, line(), {of_tangent}));
+      const at::Tensor moved = redistribute(source, {from == R ? S0 : R});
+      moved.mul_(3);
+      const auto [primal, tangent] = at::_unpack_dual(source, 0);
+      CHECK(close(whole(primal), value));
+      CHECK(close(whole(tangent), change));
+      CHECK(close(whole(std::get<1>(at::_unpack_dual(moved, 0))), 3 * change));
+    }
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("the tangent of a loss whose classes are cut", {1, 2, 3, 4}) {
   const at::Tensor target = at::tensor({1, 0, 4, 2, 4}, on(at::kLong));
   check_cases({{"cross_entropy",

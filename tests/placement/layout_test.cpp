@@ -64,6 +64,15 @@ class Backwards final : public Partition {
   }
 };
 
+// Stands for a user's partition whose intervals touch: part 0 has the first two elements one by one.
+class Touching final : public Partition {
+ public:
+  Touching() : Partition("Touching", "") {}
+  Intervals part(int64_t size, int64_t, int64_t index) const override {
+    return index == 0 ? Intervals{{0, 1}, {1, 2}} : Intervals{{2, size}};
+  }
+};
+
 }  // namespace
 
 TEST_CASE("chunk_range: full parts, then one short part, then empty parts") {
@@ -233,6 +242,9 @@ TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
           "the 2 parts of EvenOdd do not hold each of 4 elements once");
   refused({Shard(0, std::make_shared<const Backwards>()), R}, 4,
           "Backwards gives part 0 of 2 as 1-4+0-1; part() must return ascending intervals of at least one element");
+  refused({Shard(0, std::make_shared<const Touching>()), R}, 4,
+          "Touching gives part 0 of 2 as 0-1+1-2; part() must return ascending intervals of at least one element, and "
+          "one interval where two touch");
   CHECK_FALSE(is_layout({Shard(0, std::make_shared<const Backwards>()), R}, mesh, Sizes{4}));
   const Mesh lone({1}, {"tp"});
   CHECK_THROWS_WITH_AS(check_layout({RaggedShard(0, {2, 2})}, lone, Sizes{4}, "test"), doctest::Contains("has 2 parts"),

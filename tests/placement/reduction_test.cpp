@@ -4,6 +4,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
@@ -119,7 +120,7 @@ TEST_CASE("what a reduction makes of a value must reduce to it") {
       check_spread(LogSumExp(), at::kFloat, "test"),
       doctest::Contains(
           "test: the pieces that P(lse) makes of a value do not reduce to that value (tried over 2 ranks): "
-          "its terms are not its pieces, so implement Reduction::spread"),
+          "its terms are not its pieces, so implement Reduction::spread, or Reduction::neutral"),
       std::invalid_argument);
   CHECK_THROWS_WITH_AS(check_spread(HalfSpread(), at::kFloat, "test"),
                        doctest::Contains("implement Reduction::only_piece and Reduction::neutral"),
@@ -191,4 +192,66 @@ TEST_CASE("the gradient of a norm is 0 at 0, whatever the order") {
   const Reduction::Peers nobody{.ranks = 1, .all_reduce = [](const at::Tensor& t, ReduceOp) { return t; }};
   const at::Tensor got = norm_reduction(0.5)->derivative(at::tensor({0.0, 4.0}), nobody);
   CHECK(at::equal(got, at::tensor({0.0, 1.0})));
+}
+
+namespace {
+
+// Has terms, or a value, of other sizes than its pieces.
+class Reshaping final : public Reduction {
+ public:
+  explicit Reshaping(bool terms)
+      : Reduction(terms ? "doubled terms" : "narrowed value", ReduceOp::kSum), terms_(terms) {}
+  at::Tensor to_term(const at::Tensor& piece) const override { return terms_ ? at::stack({piece, piece}) : piece; }
+  at::Tensor from_terms(const at::Tensor& terms, int64_t) const override {
+    return terms_ ? terms : terms.sum(-1, /*keepdim=*/true);
+  }
+
+ private:
+  const bool terms_;
+};
+
+}  // namespace
+
+TEST_CASE("terms of other sizes than their piece, and a value of other sizes than its terms, are refused") {
+  const std::string doubled = "Reduction::to_term of P(doubled terms) has made a tensor [2, 4] of one [4]";
+  CHECK_THROWS_WITH_AS(term_of(Reshaping(true), at::ones({4})), doctest::Contains(doubled.c_str()),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      value_of_terms(Reshaping(false), at::ones({4, 8}), 2),
+      doctest::Contains("Reduction::from_terms of P(narrowed value) has made a tensor [4, 1] of one [4, 8]"),
+      std::invalid_argument);
+  CHECK_THROWS_WITH_AS(check_spread(Reshaping(true), at::kFloat, "test"), doctest::Contains("Reduction::to_term"),
+                       std::invalid_argument);
+}
+
+TEST_CASE("pieces may be converted before they are reduced where the value is then the converted one") {
+  struct Row {
+    const char* why;
+    ReduceOp op;
+    at::ScalarType from, to;
+    bool want;
+  };
+  const std::vector<Row> rows = {
+      {"rounding alone", ReduceOp::kSum, at::kFloat, at::kBFloat16, true},
+      {"parts below 1 are lost", ReduceOp::kSum, at::kFloat, at::kLong, false},
+      {"-0.5 and 0 have the maximum 0", ReduceOp::kMax, at::kFloat, at::kBool, false},
+      {"-1 and 0 have the maximum 0", ReduceOp::kMax, at::kLong, at::kBool, false},
+      {"2 and 1 have no bit in common", ReduceOp::kBitAnd, at::kLong, at::kBool, false},
+      {"bool is 0 or 1", ReduceOp::kMax, at::kBool, at::kChar, true},
+      {"the real part of a sum is a sum", ReduceOp::kSum, at::kComplexFloat, at::kFloat, true},
+      {"the real part of i * i is -1", ReduceOp::kProduct, at::kComplexFloat, at::kFloat, false},
+      {"the smallest long is 0 as an int", ReduceOp::kMax, at::kLong, at::kInt, false},
+      {"255 is -1 as a char", ReduceOp::kMin, at::kByte, at::kChar, false},
+      {"-1 is 255 as a byte", ReduceOp::kMax, at::kChar, at::kByte, false},
+      {"a wider dtype", ReduceOp::kMax, at::kByte, at::kShort, true},
+      {"sums modulo a power of 2", ReduceOp::kSum, at::kLong, at::kInt, true},
+      {"integers as floats", ReduceOp::kMax, at::kInt, at::kFloat, true},
+      {"infinity is NaN there", ReduceOp::kMax, at::kFloat, at::kFloat8_e4m3fn, false},
+      {"infinity stays", ReduceOp::kMax, at::kFloat, at::kFloat8_e5m2, true},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    CHECK(commutes_with_conversion(*plain_reduction(row.op), row.from, row.to) == row.want);
+    CHECK(commutes_with_conversion(*masked_reduction(row.op), row.from, row.to) == row.want);
+  }
 }

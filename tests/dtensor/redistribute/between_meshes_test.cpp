@@ -109,6 +109,16 @@ TESSERA_RANKS_TEST_CASE(
   CHECK(counter.total() == 2);
 }
 
+TESSERA_RANKS_TEST_CASE("a part that a rank keeps does not keep a copy of the whole in memory", {2}) {
+  const at::Tensor whole = sample({5, 6}).t();
+  const at::Tensor source = from_local(whole, mesh_of_ranks({2}, {0, 1}), {R},
+                                       {.shape = std::vector<int64_t>{6, 5}, .stride = std::vector<int64_t>{1, 6}});
+  const at::Tensor moved = redistribute_to(source, mesh_of_ranks({2}, {1, 0}), {S0});
+  const at::Tensor piece = to_local(moved);
+  CHECK(piece.storage().nbytes() == piece.nbytes());
+  CHECK(same(full_tensor(moved), whole));
+}
+
 TESSERA_RANKS_TEST_CASE("gradients go back to the mesh that they came from", {3, 4}) {
   const int64_t n = world()->size();
   std::vector<int64_t> all;

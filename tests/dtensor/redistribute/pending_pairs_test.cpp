@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -12,6 +13,7 @@
 #include "tessera/mesh/in_process.h"
 #include "tessera/placement/placement.h"
 #include "tessera/placement/reduction.h"
+#include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/device.h"
 #include "tessera/tests/placement/short_names.h"
@@ -116,6 +118,19 @@ void on_meshes(const std::function<void(const DeviceMesh&)>& body) {
   }
 }
 
+// Stacks terms, or values, on themselves, so that they have other sizes than their pieces.
+class Stacking final : public Reduction {
+ public:
+  explicit Stacking(bool terms) : Reduction(terms ? "stacked terms" : "stacked value", ReduceOp::kSum), terms_(terms) {}
+  at::Tensor to_term(const at::Tensor& piece) const override { return terms_ ? at::stack({piece, piece}) : piece; }
+  at::Tensor from_terms(const at::Tensor& terms, int64_t) const override {
+    return terms_ ? terms : at::stack({terms, terms});
+  }
+
+ private:
+  const bool terms_;
+};
+
 }  // namespace
 
 TEST_CASE("norms and masked reductions: the value in every target layout, and no gradient where masked out") {
@@ -133,4 +148,20 @@ TEST_CASE("norms of other orders than two: there and back") {
   on_meshes([](const DeviceMesh& mesh) {
     for (const double order : {1.0, 3.0}) check_terms(NormPartial(order), mesh);
   });
+}
+
+TEST_CASE("terms or a value of other sizes than the pieces are refused on every rank") {
+  for (const bool terms : {true, false}) {
+    const std::string want = terms ? "Reduction::to_term of P(stacked terms) has made a tensor [2, "
+                                   : "Reduction::from_terms of P(stacked value) has made a tensor [2, ";
+    CAPTURE(want);
+    for (const Placement& to : {R, S0, S1}) {
+      CAPTURE(to_string(to));
+      const std::vector<std::string> texts = thrown([&](const DeviceMesh& mesh, bool) {
+        const Placement stacking = Partial(std::make_shared<const Stacking>(terms));
+        redistribute(from_local(sample({5, 4}), mesh, {stacking}), {to});
+      });
+      for (const std::string& text : texts) CHECK_MESSAGE(text.find(want) != std::string::npos, text);
+    }
+  }
 }

@@ -15,6 +15,7 @@
 #include <c10/core/InferenceMode.h>
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/dtensor/dtensor.h"
@@ -295,6 +296,25 @@ TESSERA_RANKS_TEST_CASE("redistribute_many: gradients are redistributed together
   CHECK_FALSE(given[1].grad().defined());
   CHECK(close(full_tensor(given[2].grad()), weight));
   CHECK_FALSE(given[3].grad().defined());
+  for (std::size_t i = 0; i < given.size(); ++i) CHECK(moved[i].requires_grad() == given[i].requires_grad());
+}
+
+TESSERA_RANKS_TEST_CASE("redistribute_many: gradients that nobody needs are not communicated", {2, 3}) {
+  const DeviceMesh mesh = line();
+  for (const bool frozen : {false, true}) {
+    CAPTURE(frozen);
+    const at::Tensor asked = spread(sample({6, 4}), mesh, {S0}).requires_grad_(true);
+    const at::Tensor other = spread(sample({6, 4}), mesh, {R}).requires_grad_(!frozen);
+    const std::vector<at::Tensor> moved = redistribute_many({asked, other}, {{S1}, {S0}});
+    CHECK(moved[1].requires_grad() == !frozen);
+    const at::Tensor loss = to_local(moved[0]).sum() + to_local(moved[1]).sum();
+    const CommCounter counter(mesh);
+    // The gradient of `other` would come back by an all_gather.
+    const at::Tensor gradient = torch::autograd::grad({loss}, {asked})[0];
+    CHECK(counter.count("all_to_all") == 1);
+    CHECK(counter.total() == 1);
+    CHECK(same(full_tensor(gradient), at::ones({6, 4}, on(at::kDouble))));
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("redistribute_many: bad input is refused before any communication", {2}) {
@@ -350,6 +370,47 @@ TESSERA_RANKS_TEST_CASE("forward_dtype: a reduce_scatter of bfloat16 adds in flo
   const at::Tensor sum = at::full({1}, 256.0 + static_cast<double>(n - 1), on(at::kFloat)).to(at::kBFloat16);
   CHECK(sum.item<double>() == (n == 3 ? 258 : 260));
   CHECK(same(to_local(moved), sum));
+}
+
+TESSERA_RANKS_TEST_CASE("forward_dtype: a part of a converted tensor does not keep the whole in memory", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = whole_numbers({6, 4}, at::kFloat);
+  const at::Tensor moved = redistribute(spread(whole, mesh, {R}), {S0}, {.forward_dtype = at::kBFloat16});
+  const at::Tensor piece = to_local(moved);
+  CHECK(piece.storage().nbytes() == piece.nbytes());
+  CHECK(same(full_tensor(moved), whole.to(at::kBFloat16)));
+}
+
+TESSERA_RANKS_TEST_CASE("forward_dtype: pending pieces are converted only where the value is then the converted one",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  struct Row {
+    ReduceOp op;
+    at::ScalarType from, to;
+    bool refused;
+  };
+  const std::vector<Row> rows = {
+      {ReduceOp::kSum, at::kFloat, at::kLong, true},       {ReduceOp::kMax, at::kFloat, at::kBool, true},
+      {ReduceOp::kMax, at::kLong, at::kInt, true},         {ReduceOp::kProduct, at::kComplexFloat, at::kFloat, true},
+      {ReduceOp::kSum, at::kLong, at::kFloat, false},      {ReduceOp::kSum, at::kLong, at::kInt, false},
+      {ReduceOp::kMax, at::kInt, at::kLong, false},        {ReduceOp::kMax, at::kInt, at::kDouble, false},
+      {ReduceOp::kProduct, at::kFloat, at::kDouble, false}};
+  for (const Row& row : rows) {
+    const std::string text =
+        fmt::format("{} of {} as {}", tessera::to_string(row.op), c10::toString(row.from), c10::toString(row.to));
+    CAPTURE(text);
+    const at::Tensor whole = whole_numbers({6, 4}, row.from);
+    const at::Tensor source = spread(whole, mesh, {Partial(row.op)});
+    for (const Placement& to : {R, S0, Partial(row.op)}) {
+      const auto move = [&] { return redistribute(source, {to}, {.forward_dtype = row.to}); };
+      if (row.refused) {
+        CHECK_THROWS_WITH_AS(move(), doctest::Contains("redistribute first, and convert the result"),
+                             std::invalid_argument);
+      } else {
+        CHECK(same(full_tensor(move()), whole.to(row.to)));
+      }
+    }
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("backward_dtype: the gradient is sent in it", {2, 3}) {
