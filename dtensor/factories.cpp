@@ -17,6 +17,7 @@
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/deferred/deferred.h"
 #include "tessera/dtensor/random/draws.h"
+#include "tessera/ops/rules/integer_range.h"
 
 namespace tessera {
 namespace {
@@ -112,17 +113,13 @@ at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements
 
 at::Tensor randint(int64_t low, int64_t high, at::IntArrayRef sizes, const DeviceMesh& mesh,
                    const Placements& placements, std::optional<at::ScalarType> dtype) {
-  if (low >= high) {
-    throw std::invalid_argument(
-        fmt::format("randint: no number is at least {} and below {}; give low below high", low, high));
-  }
-  return make("randint", sizes, mesh, placements, dtype.value_or(at::kLong),
-              [&](const Spec& spec, const at::TensorOptions& options) {
-                at::Tensor out = at::empty(spec.local_sizes, options);
-                detail::draw_integers(out, spec, detail::next_draw(spec.mesh.world()), low,
-                                      static_cast<uint64_t>(high) - static_cast<uint64_t>(low));
-                return out;
-              });
+  const at::ScalarType type = dtype.value_or(at::kLong);
+  const rules::IntegerRange range = rules::integer_range("randint", low, high, type);
+  return make("randint", sizes, mesh, placements, type, [&](const Spec& spec, const at::TensorOptions& options) {
+    at::Tensor out = at::empty(spec.local_sizes, options);
+    detail::draw_integers(out, spec, detail::next_draw(spec.mesh.world()), range.first, range.count);
+    return out;
+  });
 }
 
 }  // namespace tessera

@@ -29,7 +29,9 @@ at::Tensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements&
                 std::optional<at::ScalarType> dtype = std::nullopt);
 at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                  std::optional<at::ScalarType> dtype = std::nullopt);
-// Draws integers, low <= x < high (int64 unless dtype is given). Throws std::invalid_argument when low >= high, too.
+// Draws integers, low <= x < high (int64 unless dtype is given). Throws std::invalid_argument, too, when low >= high
+// and when the dtype does not have all of these integers: a floating one has those up to 2^digits, such as 2^11 for
+// float16.
 at::Tensor randint(int64_t low, int64_t high, at::IntArrayRef sizes, const DeviceMesh& mesh,
                    const Placements& placements, std::optional<at::ScalarType> dtype = std::nullopt);
 

@@ -83,6 +83,12 @@ void check_convertible(const TensorPlan& plan) {
     refuse("is on the meta device, without values", "give it memory (to_empty, or build it on a device) first");
 }
 
+// Throws where what a style has placed does not cut the tensor, naming both.
+void check_fits(const TensorPlan& plan, const Placements& placements, const Mesh& mesh) {
+  const std::string who = fmt::format("parallelize_module: {}, placed by {}", plan.paths.front(), plan.placed_by);
+  check_layout(normalize(placements, mesh, plan.tensor.dim(), who), mesh, plan.tensor.sizes(), who);
+}
+
 // With use_local_output the result is plain: one rank's piece of the batch. A gathered bias cannot be added to that.
 void check_gathered(const TensorPlan& plan) {
   for (const Contract& contract : plan.contracts) {
@@ -194,6 +200,7 @@ void LayoutPlan::add_contract(const at::Tensor& tensor, const Contract& contract
 void LayoutPlan::check() const {
   for (const TensorPlan& plan : tensors_) {
     check_convertible(plan);
+    if (plan.placement) check_fits(plan, placements_of(plan), mesh_.mesh());
     if (!sharding_.mesh_dims.empty()) check_gathered(plan);
   }
   const std::vector<std::size_t> alike = first_alike(tensors_);

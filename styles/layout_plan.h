@@ -63,8 +63,9 @@ class LayoutPlan {
   void at_end(std::function<void()> action) { actions_.push_back(std::move(action)); }
 
   // Throws std::invalid_argument when a tensor cannot be converted: it is no leaf, is not dense, is on the meta device,
-  // or shares memory with another in a way that conversion would break; or when parameters are to be gathered and one
-  // has a contract with a plain result.
+  // or shares memory with another in a way that conversion would break; when a partition does not cut its tensor, as
+  // check_layout says, naming the path and the style; or when parameters are to be gathered and one has a contract with
+  // a plain result.
   void check() const;
   // Converts the parameters and buffers in the order of the tree, then sets the contracts, then calls the actions.
   void run(int64_t src_rank) const;

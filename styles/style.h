@@ -22,6 +22,9 @@ struct ContractLayouts {
   // Lists base names of the ATen operators whose activations and results the contract lays out. Operators that read
   // contracts are matmul and addmm (linear calls one of them), embedding, layer_norm, rms_norm, group_norm and conv2d;
   // and add, which adds a bias to the plain result of a contract with use_local_output.
+  // An operator looks at the contract of one argument alone, and the tensor, or a view of it, must be that one: the
+  // second factor of matmul and addmm (a Linear's weight), the weight of embedding, of conv2d and of the norms, and the
+  // second operand of add (`other`). A contract on another argument, such as a norm's bias, lays out nothing.
   std::vector<std::string> operators;
   Placement input;                  // the layout of a plain activation
   Placement desired;                // the activation is redistributed to this

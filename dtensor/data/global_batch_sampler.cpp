@@ -1,5 +1,6 @@
 #include "tessera/dtensor/data/global_batch_sampler.h"
 
+#include <limits>
 #include <stdexcept>
 
 #include <ATen/ops/tensor.h>
@@ -11,10 +12,11 @@ namespace tessera {
 namespace {
 
 GlobalBatchSamplerOptions checked(const GlobalBatchSamplerOptions& options) {
-  if (options.micro_batches >= 1 && options.first_step >= 0 && options.first_step <= options.end_step) return options;
+  const bool ordered = options.micro_batches >= 1 && options.first_step >= 0 && options.first_step <= options.end_step;
+  if (ordered && options.end_step <= std::numeric_limits<int64_t>::max() / options.micro_batches) return options;
   throw std::invalid_argument(
       fmt::format("GlobalBatchSampler: steps {} to {} in {} micro-batches each; give 0 <= first_step <= end_step and "
-                  "at least 1 micro-batch",
+                  "at least 1 micro-batch, and fewer than 2^63 micro-batches in all",
                   options.first_step, options.end_step, options.micro_batches));
 }
 

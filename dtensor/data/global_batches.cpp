@@ -2,30 +2,30 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 
 #include <fmt/format.h>
 
 #include "tessera/dtensor/data/permutation.h"
+#include "tessera/placement/intervals.h"
 #include "tessera/placement/layout.h"
+#include "tessera/placement/partition.h"
 
 namespace tessera {
 namespace {
 
-struct Range {
-  int64_t begin;
-  int64_t end;
-};
+constexpr int64_t kMostSamples = int64_t{1} << 62;  // as Permutation has
 
-// Returns the part `index` of `size` elements by torch.chunk's rule.
-Range chunk(int64_t size, int64_t index, int64_t count) {
-  const int64_t full = (size + count - 1) / count;
-  return {.begin = std::min(size, index * full), .end = std::min(size, (index + 1) * full)};
-}
-
-void check_micro_batch(int64_t step, int64_t index, int64_t count) {
+void check_micro_batch(int64_t step, int64_t batch_size, int64_t index, int64_t count) {
   if (step < 0) throw std::invalid_argument(fmt::format("GlobalBatches: there is no step {}; steps begin at 0", step));
+  const int64_t last = (std::numeric_limits<int64_t>::max() - batch_size) / batch_size;
+  if (step > last) {
+    throw std::invalid_argument(fmt::format(
+        "GlobalBatches: there is no step {} in batches of {}; the last one is {}, since samples are counted in 63 bits",
+        step, batch_size, last));
+  }
   if (index >= 0 && index < count) return;
   throw std::invalid_argument(
       fmt::format("GlobalBatches: there is no micro-batch {} of {}; they are counted from 0", index, count));
@@ -44,9 +44,10 @@ Placements checked(const Placements& placements, const Mesh& mesh) {
 
 GlobalBatches::GlobalBatches(int64_t samples, int64_t batch_size, uint64_t seed)
     : samples_(samples), batch_size_(batch_size), seed_(seed) {
-  if (samples >= 1 && batch_size >= 1) return;
+  if (samples >= 1 && samples <= kMostSamples && batch_size >= 1) return;
   throw std::invalid_argument(
-      fmt::format("GlobalBatches: {} samples in batches of {}; give at least 1 of each", samples, batch_size));
+      fmt::format("GlobalBatches: {} samples in batches of {}; give at least 1 of each, and at most 2^62 samples",
+                  samples, batch_size));
 }
 
 std::vector<int64_t> GlobalBatches::at_positions(int64_t begin, int64_t end) const {
@@ -67,17 +68,17 @@ std::vector<int64_t> GlobalBatches::at_positions(int64_t begin, int64_t end) con
 std::vector<int64_t> GlobalBatches::of_step(int64_t step) const { return micro_batch(step, 0, 1); }
 
 std::vector<int64_t> GlobalBatches::micro_batch(int64_t step, int64_t index, int64_t count) const {
-  check_micro_batch(step, index, count);
-  const Range range = chunk(batch_size_, index, count);
+  check_micro_batch(step, batch_size_, index, count);
+  const Interval range = chunk_range(batch_size_, count, index);
   return at_positions(step * batch_size_ + range.begin, step * batch_size_ + range.end);
 }
 
 std::vector<int64_t> GlobalBatches::local(int64_t step, const Mesh& mesh, const Placements& placements,
                                           std::span<const int64_t> coordinate, int64_t index, int64_t count) const {
-  check_micro_batch(step, index, count);
+  check_micro_batch(step, batch_size_, index, count);
   const Placements normalized = checked(placements, mesh);
-  const Range range = chunk(batch_size_, index, count);
-  const std::array<int64_t, 1> shape = {range.end - range.begin};
+  const Interval range = chunk_range(batch_size_, count, index);
+  const std::array<int64_t, 1> shape = {range.size()};
   check_layout(normalized, mesh, shape, "GlobalBatches");
   std::vector<int64_t> out;
   const int64_t first = step * batch_size_ + range.begin;

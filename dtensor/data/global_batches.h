@@ -25,18 +25,20 @@ namespace tessera {
 // It is a value: compared by content, and safe to read from any thread. Nothing here communicates.
 class GlobalBatches {
  public:
-  // Throws std::invalid_argument unless samples >= 1 and batch_size >= 1.
+  // Throws std::invalid_argument unless 1 <= samples <= 2^62 and batch_size >= 1.
   GlobalBatches(int64_t samples, int64_t batch_size, uint64_t seed);
 
   int64_t samples() const { return samples_; }
   int64_t batch_size() const { return batch_size_; }
   uint64_t seed() const { return seed_; }
 
-  // Returns the samples of the batch of `step`, numbers in [0, samples()). Throws std::invalid_argument when step < 0.
+  // Returns the samples of the batch of `step`, numbers in [0, samples()). Throws std::invalid_argument when step < 0
+  // or (step + 1) * batch_size() is above the largest int64_t.
   std::vector<int64_t> of_step(int64_t step) const;
 
   // Returns the samples of micro-batch `index` of `count`: those that torch.chunk's rule gives to part `index`, so that
-  // the last ones may be smaller, or empty. Throws std::invalid_argument unless 0 <= index < count.
+  // the last ones may be smaller, or empty. Throws std::invalid_argument as of_step does, and unless
+  // 0 <= index < count.
   std::vector<int64_t> micro_batch(int64_t step, int64_t index, int64_t count) const;
 
   // Returns those samples of a micro-batch that are the rank's at `coordinate`: the rows of its piece of a tensor of

@@ -107,7 +107,7 @@ void check_features(const at::Tensor& piece, const std::vector<int64_t>& shape, 
 }
 
 // Returns the global shape of a plain activation that is a piece. If its last dimension is the one that the product
-// sums over, the parameter tells its size.
+// sums over, the parameter tells its size; elsewhere the partition does, where it fixes one.
 std::vector<int64_t> global_shape(const at::Tensor& piece, const Placements& placements, const Contract& contract,
                                   const at::Tensor& parameter, std::string_view op) {
   const DeviceMesh& mesh = mesh_of(parameter);
@@ -119,7 +119,7 @@ std::vector<int64_t> global_shape(const at::Tensor& piece, const Placements& pla
     size = parameter.size(0);
     check_features(piece, shape, placements, contract, mesh, op);
   } else {
-    size *= mesh.size(contract.mesh_dim);
+    size = cut.partition().size().value_or(size * mesh.size(contract.mesh_dim));
   }
   return shape;
 }

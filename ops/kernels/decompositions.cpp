@@ -42,6 +42,7 @@
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/device_checks.h"
+#include "tessera/mesh/values_on_host.h"
 #include "tessera/ops/kernels/arguments.h"
 
 namespace tessera {
@@ -91,7 +92,7 @@ bool equal(const c10::OperatorHandle& op, Stack& stack) {
   for (int64_t i = 0; i < mesh.ndim(); ++i) {
     if (layout[static_cast<std::size_t>(i)].is_shard()) same = all_reduce(same, mesh, i, ReduceOp::kMin);
   }
-  give(op, stack, same.item<int>() != 0);
+  give(op, stack, values_on_host(same, mesh.world()).item<int>() != 0);
   return true;
 }
 
@@ -343,6 +344,13 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
   if (num_classes == -1) {
     highest = self.max().item<int64_t>();
     num_classes = *highest + 1;
+  }
+  // Where values are queued, no class would pass the device's check.
+  if (num_classes < 1) {
+    throw std::invalid_argument(
+        highest ? fmt::format("one_hot: the greatest class is {}; classes count from 0", *highest)
+                : fmt::format("one_hot: num_classes is {}; give 1 or more, or -1 for one more than the greatest class",
+                              num_classes));
   }
   if (self.numel() > 0) check_classes(self, num_classes, highest);
   const ImplicitReplication guard;

@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include <ATen/Dispatch.h>
-#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
 namespace tessera::rules {
@@ -40,23 +39,25 @@ std::optional<int64_t> argument(const c10::FunctionSchema& schema, std::span<con
 
 }  // namespace
 
-IntegerRange integer_range(const c10::FunctionSchema& schema, std::span<const c10::IValue> args, at::ScalarType dtype) {
+IntegerRange integer_range(std::string_view who, int64_t first, std::optional<int64_t> end, at::ScalarType dtype) {
   const Bounds type = bounds_of(dtype);
+  if (end && first >= *end) {
+    throw std::invalid_argument(
+        fmt::format("{}: no number is at least {} and below {}; give a first number below the end", who, first, *end));
+  }
+  const int64_t last = end ? *end - 1 : type.highest;
+  if (first < type.lowest || first > type.highest || last > type.highest) {
+    throw std::invalid_argument(fmt::format("{}: {} has the whole numbers from {} to {}, not all from {} to {}", who,
+                                            c10::toString(dtype), type.lowest, type.highest, first, last));
+  }
+  return {.first = first, .count = static_cast<uint64_t>(last) - static_cast<uint64_t>(first) + 1};
+}
+
+IntegerRange integer_range(const c10::FunctionSchema& schema, std::span<const c10::IValue> args, at::ScalarType dtype) {
   const int64_t first = argument(schema, args, "from").value_or(argument(schema, args, "low").value_or(0));
   std::optional<int64_t> end = argument(schema, args, "to");
   if (!end) end = argument(schema, args, "high");
-  const int64_t last = end ? *end - 1 : type.highest;
-  if (end == std::numeric_limits<int64_t>::min() || first > last) {
-    throw std::invalid_argument(
-        fmt::format("{}: no number is at least {} and below {}; give a first number below the end", schema.name(),
-                    first, end.value_or(last)));
-  }
-  if (first < type.lowest || last > type.highest) {
-    throw std::invalid_argument(fmt::format("{}: {} has the whole numbers from {} to {}, not all from {} to {}",
-                                            schema.name(), c10::toString(dtype), type.lowest, type.highest, first,
-                                            last));
-  }
-  return {.first = first, .count = static_cast<uint64_t>(last) - static_cast<uint64_t>(first) + 1};
+  return integer_range(schema.name(), first, end, dtype);
 }
 
 }  // namespace tessera::rules

@@ -1,10 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string_view>
 
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
 
 namespace tessera::rules {
 
@@ -14,9 +17,12 @@ struct IntegerRange {
   uint64_t count = 0;
 };
 
-// Returns the range from which random_, random_.from, random_.to and randint_like draw numbers of `dtype`. Where the
-// call names no end, the last number is the largest of the dtype; for a floating dtype, 2^digits, up to which it has
-// every integer. Throws std::invalid_argument when the range is empty or the dtype does not have all of its numbers.
+// Returns the range of the numbers of `dtype` from `first` to below `end`. Without an end, the last number is the
+// largest of the dtype; for a floating dtype, 2^digits, up to which it has every integer. Throws std::invalid_argument,
+// prefixed with `who`, when the range is empty or the dtype does not have all of its numbers, and
+// c10::NotImplementedError on a dtype of which no integers are drawn, such as a complex one.
+IntegerRange integer_range(std::string_view who, int64_t first, std::optional<int64_t> end, at::ScalarType dtype);
+// Returns the range from which a call of random_, random_.from, random_.to or randint_like draws.
 IntegerRange integer_range(const c10::FunctionSchema& schema, std::span<const c10::IValue> args, at::ScalarType dtype);
 
 }  // namespace tessera::rules

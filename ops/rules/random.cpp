@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <array>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -21,23 +23,58 @@ bool is_number(const OpCall& call, std::string_view name) {
 double number(const OpCall& call, std::string_view name) { return call.arg(name).toScalar().toDouble(); }
 
 at::ScalarType type_of_result(const OpCall& call) {
-  return call.outputs.empty() ? call.inputs.at(0).dtype : call.outputs[0].dtype;
+  if (!call.outputs.empty()) return call.outputs[0].dtype;
+  if (call.has_arg("dtype") && !call.arg("dtype").isNone()) return call.arg("dtype").toScalarType();
+  return call.inputs.at(0).dtype;
 }
 
-// Checks the parameters, which LibTorch's meta kernels do not check.
+// Says which dtypes LibTorch's CPU kernel of an operator draws.
+struct Dtypes {
+  std::string_view op;
+  bool complex = false;
+  bool integers = false;  // without bool
+};
+constexpr std::array kDtypes = {
+    Dtypes{"uniform", /*complex=*/true},
+    Dtypes{"normal", /*complex=*/true},
+    Dtypes{"rand_like", /*complex=*/true},
+    Dtypes{"randn_like", /*complex=*/true},
+    Dtypes{"exponential"},
+    Dtypes{"log_normal"},
+    Dtypes{"cauchy"},
+    Dtypes{"geometric", /*complex=*/false, /*integers=*/true},
+};
+
+// Refuses a dtype that cannot be drawn, alike on every rank, before the draw is numbered.
+void check_dtype(const OpCall& call, std::string_view key) {
+  const auto known = std::ranges::find(kDtypes, key, &Dtypes::op);
+  if (known == kDtypes.end()) return;
+  constexpr std::array kFloating = {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble};
+  const at::ScalarType dtype = type_of_result(call);
+  const bool integer = at::isIntegralType(dtype, /*includeBool=*/false);
+  const at::ScalarType part = known->complex ? c10::toRealValueType(dtype) : dtype;
+  if (std::ranges::find(kFloating, part) != kFloating.end() || (known->integers && integer)) return;
+  throw std::invalid_argument(
+      fmt::format("{}: numbers of {} cannot be drawn; give Half, BFloat16, Float or Double{}", call.schema.name(),
+                  c10::toString(dtype),
+                  known->complex ? ", or their complex dtypes" : (known->integers ? ", or an integer dtype" : "")));
+}
+
+// Checks the dtype and the parameters, which LibTorch's meta kernels do not check.
 void check_parameters(const OpCall& call) {
   const std::string key = rule_key(call.schema.name());
+  check_dtype(call, key);
   if (is_number(call, "p")) {
     const double p = number(call, "p");
     const bool inside = key == "geometric" ? p > 0 && p < 1 : p >= 0 && p <= 1;
     if (!inside) refuse(call, "p", p, key == "geometric" ? "a number between 0 and 1" : "a number from 0 to 1");
   }
-  for (const std::string_view name : {"std", "sigma"}) {
-    if (is_number(call, name) && !(number(call, name) >= 0))
-      refuse(call, name, number(call, name), "a number of 0 or more");
-  }
-  if (is_number(call, "lambd") && !(number(call, "lambd") > 0)) {
-    refuse(call, "lambd", number(call, "lambd"), "a number above 0");
+  const bool may_be_zero = key == "normal";
+  for (const std::string_view name : {"std", "sigma", "lambd"}) {
+    if (!is_number(call, name)) continue;
+    const double value = number(call, name);
+    const bool inside = may_be_zero ? value >= 0 : value > 0;
+    if (!inside) refuse(call, name, value, may_be_zero ? "a number of 0 or more" : "a number above 0");
   }
   if (key == "random" || key == "randint_like") integer_range(call.schema, call.args, type_of_result(call));
 }

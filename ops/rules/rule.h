@@ -95,7 +95,8 @@ Strategy pass_partial(std::size_t num_inputs, std::size_t num_outputs, const std
 // Adds pass_partial for sum and avg for each group.
 void add_linear(OpRule& rule, std::size_t num_inputs, std::size_t num_outputs,
                 const std::vector<std::vector<std::size_t>>& groups);
-// Adds pass_partial of input 0 for every reduction. It is for operators that only move elements.
+// Adds pass_partial of input 0 for every plain reduction (kPlainReductions); norms and users' reductions are done
+// first. It is for operators that only move elements.
 void add_movement(OpRule& rule, std::size_t num_inputs, std::size_t num_outputs);
 
 // Returns `count` different letters: "abc...".

@@ -8,8 +8,8 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
 
-// This file has the rules of views, their copies and their gradients. A Partial of any reduction stays pending through
-// them.
+// This file has the rules of views, their copies and their gradients. A plain reduction (kPlainReductions) stays
+// pending through them; a norm and a user's reduction are done first.
 namespace tessera::rules {
 namespace {
 
@@ -223,7 +223,7 @@ OpRule unfold(const OpCall& call) {
   return moved(call, {input}, input + '-');
 }
 
-// ---- gradients of parts, which are zero elsewhere; zeros reduce to zero by every reduction
+// ---- gradients of parts, which are zero elsewhere; zeros reduce to zero by every plain reduction
 
 OpRule into(const OpCall& call, const Labels& input, const Labels& output) {
   OpRule rule = moved(call, {input}, output);

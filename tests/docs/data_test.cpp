@@ -1,7 +1,9 @@
 // Holds the code of docs/data.md.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "tessera/dtensor/data/global_batches.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/placement/partition.h"
 #include "tessera/tests/harness/ranks.h"
 
 namespace {
@@ -97,4 +100,31 @@ TESSERA_RANKS_TEST_CASE("docs/data.md: the gradients of micro-batches add up to 
   }
   const at::Tensor want = (read(batches.of_step(step)).square() * 2).mean(0) / kLength;
   CHECK(torch::allclose(tessera::full_tensor(weight.grad()), want, 1e-12, 1e-12));
+}
+
+TESSERA_RANKS_TEST_CASE("docs/data.md: a validation set is read once, in order, over any number of ranks",
+                        {1, 2, 3, 4}) {
+  const tessera::DeviceMesh mesh = mesh_of_this_world();
+  const tessera::Placements placements = {tessera::Shard(0), tessera::Replicate()};
+  constexpr int64_t kSamples = 21, kRows = 10;
+  const torch::NoGradGuard no_gradient;
+  std::vector<at::Tensor> seen;
+  const auto losses_of = [&](const at::Tensor& rows) {
+    seen.push_back(tessera::full_tensor(rows));
+    return rows.square().sum(1);
+  };
+  double total = 0;
+  for (int64_t begin = 0; begin < kSamples; begin += kRows) {
+    const int64_t count = std::min(kRows, kSamples - begin);  // the last batch may be smaller
+    const tessera::Interval mine = tessera::chunk_range(count, mesh.size("dp"), mesh.local_rank("dp"));
+    std::vector<int64_t> samples(static_cast<std::size_t>(mine.size()));
+    std::iota(samples.begin(), samples.end(), begin + mine.begin);
+    const at::Tensor rows = tessera::from_local(read(samples), mesh, placements, {.shape = {{count, kLength}}});
+    total += tessera::full_tensor(losses_of(rows).sum()).item<double>();
+  }
+  const double mean = total / kSamples;
+  std::vector<int64_t> all(kSamples);
+  std::iota(all.begin(), all.end(), 0);
+  CHECK(torch::equal(torch::cat(seen), read(all)));
+  CHECK(mean == doctest::Approx(read(all).square().sum().item<double>() / 21));
 }

@@ -1,5 +1,8 @@
 #include <cmath>
+#include <functional>
 #include <numbers>
+#include <stdexcept>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -319,8 +322,10 @@ TESSERA_RANKS_TEST_CASE("what cannot be drawn is refused before anything is", {1
   CHECK_THROWS_WITH(t.bernoulli_(1.5), "aten::bernoulli_: p is 1.5; give a number from 0 to 1");
   CHECK_THROWS_WITH(at::native_dropout(t, -0.5, true), "aten::native_dropout: p is -0.5; give a number from 0 to 1");
   CHECK_THROWS_WITH(t.geometric_(0), "aten::geometric_: p is 0; give a number between 0 and 1");
-  CHECK_THROWS_WITH(t.log_normal_(0, -1), "aten::log_normal_: std is -1; give a number of 0 or more");
-  CHECK_THROWS_WITH(t.cauchy_(0, -1), "aten::cauchy_: sigma is -1; give a number of 0 or more");
+  CHECK_THROWS_WITH(t.log_normal_(0, -1), "aten::log_normal_: std is -1; give a number above 0");
+  CHECK_THROWS_WITH(t.log_normal_(0, 0), "aten::log_normal_: std is 0; give a number above 0");
+  CHECK_THROWS_WITH(t.cauchy_(0, -1), "aten::cauchy_: sigma is -1; give a number above 0");
+  CHECK_THROWS_WITH(t.cauchy_(0, 0), "aten::cauchy_: sigma is 0; give a number above 0");
   CHECK_THROWS_WITH(t.exponential_(0), "aten::exponential_: lambd is 0; give a number above 0");
   CHECK_THROWS_WITH(t.uniform_(3, 2), doctest::Contains("from=3 > to=2"));
   CHECK_THROWS_WITH(t.random_(4, 4),
@@ -330,7 +335,14 @@ TESSERA_RANKS_TEST_CASE("what cannot be drawn is refused before anything is", {1
   CHECK_THROWS_WITH(at::randint_like(bytes, -1, 5),
                     "aten::randint_like: Byte has the whole numbers from 0 to 255, not all from -1 to 4");
   CHECK_THROWS_WITH(tessera::randint(3, 3, {2}, mesh, {S0}),
-                    "randint: no number is at least 3 and below 3; give low below high");
+                    "randint: no number is at least 3 and below 3; give a first number below the end");
+  CHECK_THROWS_WITH(tessera::randint(0, 300, {2}, mesh, {S0}, at::kByte),
+                    "randint: Byte has the whole numbers from 0 to 255, not all from 0 to 299");
+  CHECK_THROWS_WITH(tessera::randint(0, 100000, {2}, mesh, {S0}, at::kHalf),
+                    "randint: Half has the whole numbers from -2048 to 2048, not all from 0 to 99999");
+  CHECK_THROWS_WITH(tessera::randint(0, 5, {2}, mesh, {S0}, at::kBool),
+                    "randint: Bool has the whole numbers from 0 to 1, not all from 0 to 4");
+  CHECK_THROWS_AS(tessera::randint(0, 5, {1}, mesh, {S0}, at::kComplexFloat), c10::NotImplementedError);
   // It has one element, which the first rank alone holds.
   CHECK_THROWS_WITH(tessera::rand({1}, mesh, {S0}, at::kLong),
                     "rand: Long is no floating-point dtype; give one, or call randint for whole numbers");
@@ -338,7 +350,41 @@ TESSERA_RANKS_TEST_CASE("what cannot be drawn is refused before anything is", {1
                     "randn: Bool is no floating-point dtype; give one, or call randint for whole numbers");
   CHECK(mesh.world().random_state().counter == counter);
   CHECK_THROWS_AS(tessera::rand({1}, mesh, {S0}, at::kFloat8_e5m2), c10::NotImplementedError);
-  CHECK_THROWS_AS(tessera::randint(0, 5, {1}, mesh, {S0}, at::kComplexFloat), c10::NotImplementedError);
+}
+
+TESSERA_RANKS_TEST_CASE("a dtype that cannot be drawn is refused before anything is", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor t = spread(at::ones({2, 3}, on(at::kFloat)), mesh, {S0});
+  const auto in = [&](at::ScalarType type) { return t.to(type); };
+  const uint64_t counter = mesh.world().random_state().counter;
+  struct Row {
+    const char* text;
+    std::function<void()> draw;
+  };
+  const std::vector<Row> rows = {
+      {"aten::normal_: numbers of Long", [&] { in(at::kLong).normal_(); }},
+      {"aten::normal_: numbers of Float8_e5m2", [&] { in(at::kFloat8_e5m2).normal_(); }},
+      {"aten::normal: numbers of Long", [&] { at::normal(in(at::kLong), 2.0); }},
+      {"aten::uniform_: numbers of Long", [&] { in(at::kLong).uniform_(); }},
+      {"aten::exponential_: numbers of Long", [&] { in(at::kLong).exponential_(); }},
+      {"aten::exponential_: numbers of ComplexFloat", [&] { in(at::kComplexFloat).exponential_(); }},
+      {"aten::log_normal_: numbers of Long", [&] { in(at::kLong).log_normal_(); }},
+      {"aten::log_normal_: numbers of ComplexFloat", [&] { in(at::kComplexFloat).log_normal_(); }},
+      {"aten::cauchy_: numbers of Long", [&] { in(at::kLong).cauchy_(); }},
+      {"aten::cauchy_: numbers of ComplexFloat", [&] { in(at::kComplexFloat).cauchy_(); }},
+      {"aten::geometric_: numbers of Bool", [&] { in(at::kBool).geometric_(0.5); }},
+      {"aten::geometric_: numbers of ComplexFloat", [&] { in(at::kComplexFloat).geometric_(0.5); }},
+      {"aten::rand_like: numbers of Long", [&] { at::rand_like(t, at::kLong); }},
+      {"aten::randn_like: numbers of Long", [&] { at::randn_like(in(at::kLong)); }},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.text);
+    CHECK_THROWS_WITH_AS(row.draw(), doctest::Contains(row.text), std::invalid_argument);
+  }
+  CHECK_THROWS_WITH(in(at::kLong).geometric_(1), "aten::geometric_: p is 1; give a number between 0 and 1");
+  CHECK_THROWS_WITH(in(at::kLong).log_normal_(),
+                    "aten::log_normal_: numbers of Long cannot be drawn; give Half, BFloat16, Float or Double");
+  CHECK(mesh.world().random_state().counter == counter);
 }
 
 TEST_CASE("a draw that a CUDA graph would hold is refused on the host") {

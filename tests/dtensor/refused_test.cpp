@@ -131,6 +131,13 @@ TEST_CASE("from_local and distribute_tensor of the wrong thing") {
           [](const DeviceMesh& mesh) { from_local(ones(mesh, {R}), mesh, {R}); });
   refused({"from_local: the tensor is of layout Sparse; give a dense one, to_dense()"},
           [](const DeviceMesh& mesh) { from_local(at::eye(2).to_sparse(), mesh, {R}); });
+  const at::Tensor quantized = at::quantize_per_tensor(at::ones({2}), /*scale=*/0.1, /*zero_point=*/0, at::kQInt8);
+  refused({"from_local: the tensor is quantized, QInt8; dequantize it first"},
+          [&](const DeviceMesh& mesh) { from_local(quantized, mesh, {R}); });
+  refused({"distribute_tensor: the tensor is quantized, QInt8; dequantize it first"},
+          [&](const DeviceMesh& mesh) { distribute_tensor(quantized, mesh, {R}); });
+  refused({"distribute_in_place: the tensor is quantized, QInt8; dequantize it first"},
+          [&](const DeviceMesh& mesh) { distribute_in_place(quantized, mesh, {R}); });
   refused({"from_local: stride without shape"},
           [](const DeviceMesh& mesh) { from_local(at::ones({2}), mesh, {R}, {.stride = std::vector<int64_t>{1}}); });
   refused({"from_local: stride [1] for shape [2, 2]; give one stride per dimension"}, [](const DeviceMesh& mesh) {
@@ -293,6 +300,17 @@ TEST_CASE("what LibTorch refuses of the global shapes is refused on every rank, 
   refused({"invalid for input of size 18"}, [](const DeviceMesh& mesh) { ones(mesh, {S0}).view({4, 4}); });
   refused({"out of range"}, [](const DeviceMesh& mesh) { at::sum(ones(mesh, {S0}), 2); });
   refused({"out of range"}, [](const DeviceMesh& mesh) { ones(mesh, {S0}).select(0, 6); });
+}
+
+TEST_CASE("one_hot without classes, and with classes below 0") {
+  const auto classes = [](const DeviceMesh& mesh, int64_t value) {
+    return tessera::full({6}, value, mesh, {R}, at::kLong);
+  };
+  refused({"one_hot: num_classes is 0; give 1 or more, or -1 for one more than the greatest class"},
+          [&](const DeviceMesh& mesh) { at::one_hot(ones(mesh, {S0}, {6}, at::kLong), 0); });
+  refused({"one_hot: num_classes is -2"}, [&](const DeviceMesh& mesh) { at::one_hot(classes(mesh, 0), -2); });
+  refused({"one_hot: the greatest class is -1; classes count from 0"},
+          [&](const DeviceMesh& mesh) { at::one_hot(classes(mesh, -1), -1); });
 }
 
 TEST_CASE("a DTensor whose memory is read says that it has none: printed, by an accessor, by a pointer") {

@@ -1,6 +1,7 @@
 // Checks values and collectives of each style on real ranks, with local outputs and without: PyTorch's cases 34 to 36.
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ops/arange.h>
@@ -63,6 +64,16 @@ struct Case {
 at::Tensor placed(const at::Tensor& x, const Placement& placement) {
   return placement.is_shard() ? piece(x, placement.tensor_dim() < 0 ? x.dim() - 1 : placement.tensor_dim()) : x.clone();
 }
+
+// Is a style of the user's own: as SequenceParallel, but with any layout of the sequence.
+struct PartsOfSequence : ParallelStyle {
+  explicit PartsOfSequence(Placement parts) : layout(std::move(parts)) {}
+  void apply(ApplyContext& context) const override {
+    context.contract("weight", {.operators = {"layer_norm"}, .input = layout, .desired = layout, .output = layout});
+  }
+  std::string name() const override { return "PartsOfSequence"; }
+  Placement layout;
+};
 
 // Runs one Linear under `c`, where x and y are plain and each rank has its piece.
 void run_linear(const Case& c, const at::Tensor& x, bool bias) {
@@ -281,6 +292,36 @@ TESSERA_RANKS_TEST_CASE("36: SequenceParallel LayerNorm: output S(1), no collect
       (got * distribute_tensor(weights, mesh, {Shard(1)})).sum().backward();
     }
     CHECK(difference(got_x.grad(), piece(want_x.grad(), 1)) <= kExact);
+    check_parameters(*module, *reference, /*gradients=*/true, kExact);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("36: plain pieces of a norm whose sizes the style's layout fixes, each another", {2, 3}) {
+  const DeviceMesh mesh = tp_line();
+  const bool two = world_size() == 2;
+  const std::vector<Placement> layouts = {
+      RaggedShard(1, two ? std::vector<int64_t>{4, 8} : std::vector<int64_t>{4, 2, 6}),
+      IntervalShard(1, two ? std::vector<Intervals>{{{0, 2}, {9, 12}}, {{2, 9}}}
+                           : std::vector<Intervals>{{{0, 2}, {9, 12}}, {{2, 3}}, {{3, 9}}})};
+  for (const Placement& layout : layouts) {
+    CAPTURE(to_string(layout));
+    const auto part = [&](const at::Tensor& t) {
+      return to_local(distribute_tensor(t.detach(), mesh, {layout}, kNoSource));
+    };
+    torch::nn::LayerNorm reference(torch::nn::LayerNormOptions({6})), module(torch::nn::LayerNormOptions({6}));
+    fill(*reference);
+    fill(*module);
+    const at::Tensor x = numbers({2, 12, 6});
+    at::Tensor want_x = leaf(x), got_x = leaf(part(x));
+    const at::Tensor want = reference->forward(want_x), weights = numbers(want.sizes().vec(), 5);
+    (want * weights).sum().backward();
+    parallelize_module(module, mesh, PartsOfSequence(layout));
+    const at::Tensor got = module->forward(got_x);
+    REQUIRE(is_dtensor(got));
+    CHECK(placements_of(got) == Placements{layout});
+    CHECK(difference(got, want) <= kExact);
+    (got * distribute_tensor(weights, mesh, {layout})).sum().backward();
+    CHECK(difference(got_x.grad(), part(want_x.grad())) <= kExact);
     check_parameters(*module, *reference, /*gradients=*/true, kExact);
   }
 }

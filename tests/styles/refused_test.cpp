@@ -141,6 +141,12 @@ TEST_CASE("what a style of the user's own may not ask for") {
   refused({{"up", Placed(Shard(2))}}, "up.weight of shape [6, 8] cannot have placement S(2)");
   refused({{"up", Placed(Shard(-3))}}, "cannot have placement S(-3)");
   refused({{"up", Placed(Partial())}}, "cannot have placement P(sum)");
+  for (const char* text : {"parallelize_module: down.weight, placed by down (Placed): [RS(1,3,5)] of shape [8, 6]",
+                           "cuts 8 elements, but the earlier mesh dimensions leave 6"}) {
+    refused({{"up", ColwiseParallel()}, {"down", Placed(RaggedShard(1, {3, 5}))}}, text);
+  }
+  refused({{"up", ColwiseParallel()}, {"down", Placed(RaggedShard(-1, {2, 2, 2}))}},
+          "has 3 parts, but its mesh dimensions have 2 coordinates together");
   CHECK_THROWS_WITH_AS(Style(nullptr), "Style: the style is null; give a ParallelStyle, such as ColwiseParallel()",
                        std::invalid_argument);
 }

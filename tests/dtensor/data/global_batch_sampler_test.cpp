@@ -103,6 +103,8 @@ TEST_CASE("GlobalBatchSampler: what is refused") {
   CHECK_THROWS_WITH_AS(sampler_of(0, 1, {.first_step = 3, .end_step = 2}), doctest::Contains("steps 3 to 2"),
                        std::invalid_argument);
   CHECK_THROWS_AS(sampler_of(0, 1, {.end_step = 2, .micro_batches = 0}), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(sampler_of(0, 1, {.end_step = int64_t{1} << 62, .micro_batches = 2}),
+                       doctest::Contains("fewer than 2^63 micro-batches in all"), std::invalid_argument);
   CHECK_THROWS_AS(GlobalBatchSampler(kBatches, fake_mesh(0, {2}, {"dp"}), {Shard(1)}, {.end_step = 2}),
                   std::invalid_argument);
   GlobalBatchSampler sampler = sampler_of(0, 1, {.end_step = 2});

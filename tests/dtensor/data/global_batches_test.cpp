@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <stdexcept>
@@ -187,10 +188,31 @@ TEST_CASE("GlobalBatches: a run that goes on, on meshes of other sizes, repeats 
   for (const auto& [sample, count] : counts) CHECK(count == 4);
 }
 
+TEST_CASE("GlobalBatches: the last step, and numbers near the limits of 63 bits") {
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  const GlobalBatches batches(10, 4, 1);
+  const int64_t last = (kLargest - 4) / 4;
+  CHECK(batches.of_step(last).size() == 4);
+  CHECK_THROWS_WITH_AS(batches.of_step(last + 1), doctest::Contains("there is no step 2305843009213693951 in batches"),
+                       std::invalid_argument);
+  const Mesh mesh({2}, {"dp"});
+  const std::array<int64_t, 1> first = {0};
+  CHECK_THROWS_WITH_AS(batches.local(kLargest, mesh, {Shard(0)}, first), doctest::Contains("GlobalBatches: "),
+                       std::invalid_argument);
+  CHECK(batches.micro_batch(0, 3, kLargest) == Samples{batches.of_step(0)[3]});
+  CHECK(batches.micro_batch(0, kLargest - 1, kLargest).empty());
+  const GlobalBatches whole(10, kLargest, 1);  // one batch has all positions
+  CHECK(whole.micro_batch(0, kLargest - 1, kLargest) == GlobalBatches(10, 1, 1).of_step(kLargest - 1));
+  CHECK_THROWS_AS(whole.micro_batch(1, 0, kLargest), std::invalid_argument);
+}
+
 TEST_CASE("GlobalBatches: what is refused") {
-  CHECK_THROWS_WITH_AS(GlobalBatches(0, 4, 1), "GlobalBatches: 0 samples in batches of 4; give at least 1 of each",
+  CHECK_THROWS_WITH_AS(GlobalBatches(0, 4, 1),
+                       "GlobalBatches: 0 samples in batches of 4; give at least 1 of each, and at most 2^62 samples",
                        std::invalid_argument);
   CHECK_THROWS_AS(GlobalBatches(4, 0, 1), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(GlobalBatches((int64_t{1} << 62) + 1, 4, 1), doctest::Contains("at most 2^62 samples"),
+                       std::invalid_argument);
   const GlobalBatches batches(10, 4, 1);
   const Mesh mesh({2}, {"dp"});
   const std::array<int64_t, 1> first = {0};
