@@ -21,14 +21,15 @@ std::vector<int64_t> last(const std::vector<int64_t>& text, int64_t count) {
 
 }  // namespace
 
-ParallelTransformer load_model(const TransformerOptions& options, const std::string& checkpoint, at::ScalarType dtype,
-                               const tessera::DeviceMesh& mesh) {
+ParallelTransformer load_model(const TransformerOptions& options, const std::string& checkpoint, at::ScalarType saved,
+                               at::ScalarType dtype, const tessera::DeviceMesh& mesh) {
   const torch::NoGradGuard no_gradient;
   std::optional<tessera::ShardedInit> init(std::in_place, mesh);
   Transformer model(options);
   init.reset();
   ParallelTransformer parallel = tessera::parallelize_module(model, mesh, parallel_plan(options));
   parallel->eval();
+  model->to(saved);
   tessera::TrainingState state = {.mesh = mesh, .model = *model};
   tessera::load_training_state(state, checkpoint);
   model->to(dtype);

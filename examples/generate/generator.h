@@ -16,11 +16,11 @@
 using ParallelTransformer = tessera::Parallelized<Transformer>;
 
 // Makes the model in its shards, reads on each rank that rank's part of the weights, verifies their checksums, and
-// converts them to `dtype`. `checkpoint` is the folder of one training state, whose weights are float32. No rank holds
-// a whole weight that the plan cuts, at any moment. Sets the random state of the mesh's World to the saved one. For
-// communication and errors see load_training_state.
-ParallelTransformer load_model(const TransformerOptions& options, const std::string& checkpoint, at::ScalarType dtype,
-                               const tessera::DeviceMesh& mesh);
+// converts them to `dtype`. `checkpoint` is the folder of one training state, whose weights are of the dtype `saved`.
+// No rank holds a whole weight that the plan cuts, at any moment. Sets the random state of the mesh's World to the
+// saved one. For communication and errors see load_training_state.
+ParallelTransformer load_model(const TransformerOptions& options, const std::string& checkpoint, at::ScalarType saved,
+                               at::ScalarType dtype, const tessera::DeviceMesh& mesh);
 
 // Writes text after a prompt, one token at a time.
 class Generator {

@@ -80,7 +80,7 @@ void run(const ProgramOptions& options, const std::shared_ptr<tessera::World>& w
   const Run folder = open_run(options.run, options.step, mesh);
   std::vector<int64_t> prompt;
   tessera::Agreement({mesh}, "generate").run([&] { prompt = prompt_tokens(options, folder.options.vocabulary); });
-  ParallelTransformer model = load_model(folder.options, folder.checkpoint, options.scalar_type(), mesh);
+  ParallelTransformer model = load_model(folder.options, folder.checkpoint, folder.dtype, options.scalar_type(), mesh);
   tessera::manual_seed(options.seed, *world);  // after the model, whose first values are drawn too
 
   Generator generator([&](const at::Tensor& ids, KeyValueCache* cache) { return model(ids, cache); },

@@ -1,5 +1,6 @@
 #include "tessera/examples/generate/options.h"
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
@@ -45,7 +46,12 @@ void add_options(CLI::App& app, ProgramOptions& options) {
       ->check(CLI::IsMember({"float32", "float64"}));
   app.add_option("--device", options.device, "cpu, the default, or cuda, of which each rank takes one GPU")
       ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--step", options.step, "Take the checkpoint of this step; by default the newest");
+  // CLI11 would read the zeros of a folder's name, as in step_00000100, as the sign of an octal number.
+  app.add_option("--step", options.step, "Take the checkpoint of this step; by default the newest")
+      ->transform([](std::string text) {
+        text.erase(0, std::min(text.find_first_not_of('0'), text.size() - 1));
+        return text;
+      });
   app.add_flag("--statistics", options.shows_statistics,
                "Write to standard error how long a token took, and what each rank held");
 }

@@ -18,13 +18,13 @@ namespace fs = std::filesystem;
 
 // A training program's other settings are ignored. Those that are required say more than the weights' shapes do: the
 // same weights are a model of 4 heads or of 8.
-TransformerOptions read_options(const fs::path& file) {
+void read_options(const fs::path& file, Run& run) {
   std::ifstream in(file);
   if (!in) {
     throw std::invalid_argument(
         fmt::format("'{}' cannot be read; give a folder that tools/train has written", file.string()));
   }
-  TransformerOptions options;
+  TransformerOptions& options = run.options;
   CLI::App app;
   app.allow_config_extras(CLI::config_extras_mode::ignore);
   app.add_option("--vocabulary", options.vocabulary)->check(CLI::Range(1, 256));
@@ -33,6 +33,8 @@ TransformerOptions read_options(const fs::path& file) {
   app.add_option("--heads", options.heads)->required()->check(CLI::PositiveNumber);
   app.add_option("--sequence", options.sequence)->required()->check(CLI::PositiveNumber);
   app.add_flag("--tied", options.tied);
+  std::string dtype;
+  app.add_option("--dtype", dtype);
   try {
     app.parse_from_stream(in);
   } catch (const CLI::ParseError& error) {
@@ -43,7 +45,8 @@ TransformerOptions read_options(const fs::path& file) {
     throw std::invalid_argument(
         fmt::format("'{}': {} heads do not divide {} hidden features", file.string(), options.heads, options.hidden));
   }
-  return options;
+  // Layers that compute in other dtypes have parameters in float32.
+  run.dtype = dtype == "float64" ? at::kDouble : at::kFloat;
 }
 
 std::string checkpoint_of(const fs::path& checkpoints, int64_t step) {
@@ -73,7 +76,7 @@ Run open_run(const std::string& folder, std::optional<int64_t> step, const tesse
   const fs::path checkpoints = fs::path(folder) / "checkpoints";
   Run run;
   tessera::Agreement({mesh}, "generate").run([&] {
-    run.options = read_options(fs::path(folder) / "config.ini");
+    read_options(fs::path(folder) / "config.ini", run);
     run.step = chosen_step(checkpoints, step);
   });
   const at::Tensor seen_here = at::scalar_tensor(run.step, at::kLong).view(1).to(mesh.device());

@@ -4,6 +4,8 @@
 #include <optional>
 #include <string>
 
+#include <c10/core/ScalarType.h>
+
 #include "tessera/examples/language_model/transformer_options.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -11,6 +13,7 @@
 // was saved.
 struct Run {
   TransformerOptions options;
+  at::ScalarType dtype = at::kFloat;  // what its weights are saved in: float32, or float64
   int64_t step = 0;
   std::string checkpoint;  // a folder that load_training_state takes
 };

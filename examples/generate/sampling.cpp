@@ -4,6 +4,8 @@
 #include <limits>
 #include <stdexcept>
 
+#include <fmt/format.h>
+
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 
@@ -26,6 +28,10 @@ at::Tensor probabilities(const at::Tensor& logits, const Sampling& sampling) {
 }  // namespace
 
 int64_t choose_token(const at::Tensor& logits, const Sampling& sampling, const tessera::DeviceMesh& mesh) {
+  if (!(sampling.temperature >= 0)) {
+    throw std::invalid_argument(
+        fmt::format("generate: the temperature is {}; give 0, or a number above it", sampling.temperature));
+  }
   const auto [largest, token] = logits.max(0);
   if (!std::isfinite(largest.item<double>())) {
     throw std::runtime_error(

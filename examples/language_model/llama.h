@@ -1,12 +1,27 @@
 #pragma once
 
 #include <cstdint>
+#include <numbers>
+#include <optional>
+#include <utility>
 
 #include <torch/torch.h>
 
 // Llama in plain torch::nn, with fewer heads for keys and values than for queries where `key_value_heads` says so.
 // Positions are rotations of queries and keys (RoPE), of each pair of neighbouring elements of a head.
 // Source of the architecture: "LLaMA: Open and Efficient Foundation Language Models" (arXiv 2302.13971), section 2.2.
+
+// Slows the rotations that make fewer than `high` turns in `length` tokens, by `factor` where they make fewer than
+// `low`, for texts that are longer than those of the first training: Llama 3.1 and 3.2 do. In a config.json of
+// transformers it is "rope_scaling", of "rope_type" "llama3".
+// Source of the formula: Meta's llama-models, models/llama3/model.py, apply_scaling.
+struct LlamaRotaryScaling {
+  double factor = 8.0;           // "factor"
+  double low = 1.0, high = 4.0;  // "low_freq_factor" and "high_freq_factor"
+  double length = 8192.0;        // "original_max_position_embeddings"
+
+  friend bool operator==(const LlamaRotaryScaling&, const LlamaRotaryScaling&) = default;
+};
 
 struct LlamaOptions {
   int64_t vocabulary = 256;
@@ -16,6 +31,7 @@ struct LlamaOptions {
   int64_t heads = 4;            // divides `hidden`; a head has an even number of elements
   int64_t key_value_heads = 2;  // divides `heads`
   double rotary_base = 10000.0;
+  std::optional<LlamaRotaryScaling> rotary_scaling = {};
   double norm_epsilon = 1e-5;
 
   friend bool operator==(const LlamaOptions&, const LlamaOptions&) = default;
@@ -113,14 +129,30 @@ struct LlamaImpl : torch::nn::Module {
                            torch::nn::Linear(torch::nn::LinearOptions(options.hidden, options.vocabulary).bias(false)));
   }
 
+  // Returns by how much each pair of a head's elements is rotated per token.
+  at::Tensor speeds(const at::TensorOptions& plain) const {
+    const int64_t half = options.hidden / options.heads / 2;
+    const at::Tensor all = torch::pow(options.rotary_base, -torch::arange(half, plain) / static_cast<double>(half));
+    if (!options.rotary_scaling) return all;
+    const LlamaRotaryScaling& scaling = *options.rotary_scaling;
+    const at::Tensor turns = all * (scaling.length / (2 * std::numbers::pi));
+    const at::Tensor kept = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1);
+    return all * (kept + (1 - kept) / scaling.factor);
+  }
+
+  // Returns the cosines and sines of the angles of `length` positions, [length, head / 2], in the dtype of `like`. They
+  // are computed in float32 at least: 16 bits cannot tell late positions apart.
+  std::pair<at::Tensor, at::Tensor> rotations(int64_t length, const at::TensorOptions& like) const {
+    const at::ScalarType dtype = c10::typeMetaToScalarType(like.dtype());
+    const at::TensorOptions plain = like.dtype(at::promote_types(dtype, at::kFloat));
+    const at::Tensor angles = torch::outer(torch::arange(length, plain), speeds(plain));
+    return {angles.cos().to(dtype), angles.sin().to(dtype)};
+  }
+
   // [batch, length] -> [batch, length, vocabulary]
   at::Tensor forward(const at::Tensor& ids) {
     at::Tensor x = tok(ids);
-    const auto plain = ids.options().dtype(x.scalar_type());
-    const int64_t half = options.hidden / options.heads / 2;
-    const at::Tensor speeds = torch::pow(options.rotary_base, -torch::arange(half, plain) / static_cast<double>(half));
-    const at::Tensor angles = torch::outer(torch::arange(ids.size(1), plain), speeds);
-    const at::Tensor cosines = angles.cos(), sines = angles.sin();
+    const auto [cosines, sines] = rotations(ids.size(1), ids.options().dtype(x.scalar_type()));
     for (const auto& layer : *layers) x = layer->as<LlamaBlock>()->forward(x, cosines, sines);
     return head(norm(x));
   }

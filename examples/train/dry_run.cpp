@@ -36,7 +36,8 @@ std::string bytes_table(const Options& options) {
     const int64_t piece = weights_on(rank, options, options.zero), whole = weights_on(rank, options, 0);
     // In stages 1 and 2 the gathered parameters are kept beside the pieces.
     const int64_t parameters = options.zero == 1 || options.zero == 2 ? piece + whole : piece;
-    const int64_t gradients = options.zero == 1 ? whole : piece;
+    // Gradients of several micro-batches are added up whole.
+    const int64_t gradients = options.zero == 1 || options.accumulate > 1 ? whole : piece;
     text += fmt::format("rank {:<14} {:>12}  {:>12}  {:>13}  {:>12}\n", rank, parameters, gradients, 2 * piece,
                         parameters + gradients + 2 * piece);
   }

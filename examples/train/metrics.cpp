@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "tessera/examples/train/replace_file.h"
+
 namespace train {
 namespace {
 
@@ -56,12 +58,14 @@ std::vector<Metric> read_metrics(const std::string& path) {
   return out;
 }
 
-MetricsFile::MetricsFile(const std::string& path, int64_t first_step) : path_(path) {
-  const std::vector<Metric> before = read_metrics(path);
-  file_.open(path, std::ios::trunc);
-  for (const Metric& metric : before) {
-    if (metric.step <= first_step) add(metric);
+MetricsFile::MetricsFile(const std::string& path, int64_t first_step, int64_t steps) : path_(path) {
+  std::string kept;
+  for (const Metric& metric : read_metrics(path)) {
+    const bool is_made_again = metric.bits_per_byte.has_value() && metric.step == steps;
+    if (metric.step <= first_step && !is_made_again) kept += to_json(metric) + '\n';
   }
+  replace_file(path, kept);
+  file_.open(path, std::ios::app);
   if (!file_) throw std::runtime_error(fmt::format("cannot write '{}'", path_));
 }
 

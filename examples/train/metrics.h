@@ -27,11 +27,13 @@ std::string to_json(const Metric& metric);
 // std::invalid_argument on a line that is none of ours.
 std::vector<Metric> read_metrics(const std::string& path);
 
-// Appends to a metrics.jsonl. A run that goes on after `first_step` steps first drops what the file has of later ones.
+// Appends to a metrics.jsonl. A run of `steps` that goes on after `first_step` of them first drops what the file has of
+// later ones, and of the evaluation at its end, which it makes again. The file is replaced at once: a process that is
+// killed meanwhile loses no line.
 class MetricsFile {
  public:
   // Throws std::runtime_error when the file cannot be written, as add does.
-  MetricsFile(const std::string& path, int64_t first_step);
+  MetricsFile(const std::string& path, int64_t first_step, int64_t steps);
   void add(const Metric& metric);
 
  private:

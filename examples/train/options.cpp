@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -122,6 +123,14 @@ std::string conflict_in(const Options& options) {
   }
   if (options.batch % options.accumulate != 0) {
     return fmt::format("--accumulate {} does not divide --batch {}", options.accumulate, options.batch);
+  }
+  for (const double value : {options.learning_rate, options.weight_decay, options.clip, options.dropout}) {
+    if (std::isnan(value)) return "--learning-rate, --weight-decay, --clip or --dropout is nan; give a number";
+  }
+  // CLI11 takes what is behind a # for a comment, within quotes too.
+  if (options.data.find_first_of("#\"\n") != std::string::npos) {
+    return fmt::format("--data '{}': config.ini cannot hold a path with #, a quote or a line feed; give a link to it",
+                       options.data);
   }
   return "";
 }

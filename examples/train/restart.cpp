@@ -5,6 +5,7 @@
 #include <iterator>
 #include <system_error>
 
+#include "tessera/examples/train/replace_file.h"
 #include "tessera/mesh/environment.h"
 
 namespace train {
@@ -26,7 +27,7 @@ bool is_restart_of(const std::string& run) {
   return job.restart_count > 0 && is_noted(run, job);
 }
 
-void note_job(const std::string& run) { std::ofstream(note_in(run)) << environment().job_id; }
+void note_job(const std::string& run) { replace_file(note_in(run), environment().job_id); }
 
 void forget_job(const std::string& run) {
   std::error_code ignored;

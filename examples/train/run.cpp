@@ -1,6 +1,8 @@
 #include "tessera/examples/train/run.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -27,6 +29,7 @@
 #include "tessera/examples/train/order2.h"
 #include "tessera/examples/train/printable.h"
 #include "tessera/examples/train/progress.h"
+#include "tessera/examples/train/replace_file.h"
 #include "tessera/examples/train/report.h"
 #include "tessera/examples/train/restart.h"
 #include "tessera/examples/train/trainer.h"
@@ -42,14 +45,16 @@ namespace fs = std::filesystem;
 using tessera::DeviceMesh;
 
 constexpr double kCloseEnough = 1e-9;
-constexpr int64_t kQuickSamples = 64;  // of held-out text, in a look during training
-constexpr int64_t kDrawnRanks = 8;     // the most in the report's time line
+constexpr int64_t kQuickSamples = 64;                         // of held-out text, in a look during training
+constexpr int64_t kDrawnRanks = 8;                            // the most in the report's time line
+constexpr std::size_t kTracedRecords = std::size_t{1} << 18;  // of a step, which may have more than a World keeps
 
 Identity identity_of(const Options& options, const Corpus& corpus) {
   return {{"data", corpus.hash},
           {"model",
-           fmt::format("hidden {}, layers {}, heads {}, sequence {}, dropout {}, {}", options.hidden, options.layers,
-                       options.heads, options.sequence, options.dropout, options.is_tied ? "tied" : "not tied")},
+           fmt::format("hidden {}, layers {}, heads {}, sequence {}, dropout {}, {}{}", options.hidden, options.layers,
+                       options.heads, options.sequence, options.dropout, options.is_tied ? "tied" : "not tied",
+                       compute_dtype(options) == "float64" ? ", float64" : "")},
           {"order of samples", fmt::format("seed {}, batch {}", options.seed, options.batch)}};
 }
 
@@ -71,6 +76,12 @@ int64_t first_step_of(const Options& options, const Checkpoints& checkpoints) {
   if (!newest && options.is_resumed) {
     throw std::invalid_argument(
         fmt::format("--resume: '{}' has no checkpoint; leave --resume out to begin a run", options.run));
+  }
+  if (newest && *newest > options.steps) {
+    throw std::invalid_argument(fmt::format(
+        "--steps {}: the run in '{}' has done {} already; give the number that the whole run is to have, or {} to "
+        "evaluate what is there",
+        options.steps, options.run, *newest, *newest));
   }
   return newest.value_or(0);
 }
@@ -102,6 +113,8 @@ class Run {
   void start();
   bool train();
   void after_step(int64_t done, const StepResult& result);
+  // Returns the bits per byte of these samples. Throws std::runtime_error, on every rank, where they are not finite.
+  double held_out_bits(const std::vector<int64_t>& samples);
   void look_at_held_out(int64_t done);
   StepResult traced_step(int64_t step);
   bool on_any_rank(bool here);
@@ -169,8 +182,8 @@ void Run::start() {
   on_first("train", [&] {
     fs::create_directories(options_.run);
     note_job(options_.run);
-    std::ofstream(options_.run + "/config.ini") << config_;
-    metrics_.emplace(options_.run + "/metrics.jsonl", first_step_);
+    replace_file(options_.run + "/config.ini", config_);
+    metrics_.emplace(options_.run + "/metrics.jsonl", first_step_, options_.steps);
   });
   say(fmt::format("training on {} in {}, into {}", mesh_.to_string(), compute_dtype(options_), options_.run));
   if (is_first_) {
@@ -186,18 +199,29 @@ void Run::start() {
 StepResult Run::traced_step(int64_t step) {
   if (step != std::min(first_step_ + 1, options_.steps - 1)) return trainer_->step(*training_, *batches_, step);
   tessera::Recorder& recorder = mesh_.world().recorder();
-  recorder.restart(recorder.capacity());  // the trace begins with this step
+  const std::size_t usual = recorder.capacity();
+  recorder.restart(std::max(usual, kTracedRecords));  // the trace begins with this step
   StepResult result = trainer_->step(*training_, *batches_, step);
   report_.collectives = tessera::to_string(tessera::collective_totals(recorder.records()));
   std::vector<tessera::Record> records = tessera::gather_records(mesh_);  // empty but on the first rank
   tessera::write_trace(mesh_, options_.run + "/trace.json");
   std::erase_if(records, [](const tessera::Record& record) { return record.rank >= kDrawnRanks; });
   if (is_first_) report_.time_line = tessera::timeline_svg(records, {.title = fmt::format("step {}", step + 1)});
+  recorder.restart(usual);
   return result;
 }
 
+double Run::held_out_bits(const std::vector<int64_t>& samples) {
+  const double bits = trainer_->bits_per_byte(*held_out_, samples);
+  if (std::isfinite(bits)) return bits;
+  throw std::runtime_error(
+      fmt::format("the model has {} bits per byte of held-out text; go on after an earlier checkpoint with a lower "
+                  "--learning-rate",
+                  bits));
+}
+
 void Run::look_at_held_out(int64_t done) {
-  const double bits = trainer_->bits_per_byte(*held_out_, spread(held_out_->size(), kQuickSamples));
+  const double bits = held_out_bits(spread(held_out_->size(), kQuickSamples));
   on_first("metrics", [&] {
     metrics_->add({.step = done, .tokens = tokens(done), .loss = bits * std::numbers::ln2, .bits_per_byte = bits});
   });
@@ -221,7 +245,10 @@ void Run::after_step(int64_t done, const StepResult& result) {
   // A line for each step would make each step wait for the GPU.
   const bool is_line = is_progress_line(options_.progress) && !mesh_.device().is_cuda();
   if (is_first_ && (is_line || is_logged)) progress_->show(done, result.loss.item<double>());
-  if (options_.validate_every > 0 && done % options_.validate_every == 0 && !is_last) look_at_held_out(done);
+  if (options_.validate_every > 0 && done % options_.validate_every == 0 && !is_last) {
+    check_finite(result, done - 1);
+    look_at_held_out(done);
+  }
   if (is_last || (options_.save_every > 0 && done % options_.save_every == 0)) save(done, result);
 }
 
@@ -241,17 +268,19 @@ bool Run::on_any_rank(bool here) {
 
 // Returns whether the run is at its end.
 bool Run::train() {
-  for (int64_t step = first_step_; step < options_.steps; ++step) {
-    const StepResult result = traced_step(step);
-    after_step(step + 1, result);
-    if (step + 1 < options_.steps && on_any_rank(stop_.is_asked() || step + 1 == options_.stop_at)) {
-      save(step + 1, result);
-      checkpoints_.wait();
-      say(fmt::format("stopped after step {}, which is saved; --resume --run {} goes on", step + 1, options_.run));
-      return false;
-    }
+  const int64_t last = options_.stop_at > 0 ? std::min(options_.stop_at, options_.steps) : options_.steps;
+  int64_t done = first_step_;
+  bool is_stopped = done >= last;
+  while (!is_stopped) {
+    const StepResult result = traced_step(done);
+    after_step(++done, result);
+    is_stopped = done == options_.steps || on_any_rank(stop_.is_asked() || done == last);
+    if (is_stopped) save(done, result);
   }
-  return true;
+  if (done == options_.steps) return true;
+  checkpoints_.wait();
+  say(fmt::format("stopped after step {}, which is saved; --resume --run {} goes on", done, options_.run));
+  return false;
 }
 
 void Run::write_report(const std::string& outcome, const std::string& written) {
@@ -274,7 +303,7 @@ int Run::end() {
     say(fmt::format("stopped after the last step, which is saved; --resume --run {} evaluates it", options_.run));
     return 0;
   }
-  const double bits = trainer_->bits_per_byte(*held_out_, all_samples(*held_out_));
+  const double bits = held_out_bits(all_samples(*held_out_));
   const std::string written = trainer_->write("#include <", 300, 0.8, static_cast<uint64_t>(options_.seed));
   std::optional<Comparison> comparison;
   if (options_.check_steps > 0) comparison = compare_with_one_process(options_, *training_, mesh_);

@@ -1,7 +1,8 @@
 """Writes tiny models of transformers with random weights in float64, for transformers_test.
 
-    make_models.py FOLDER    writes FOLDER/gpt2 and FOLDER/llama, each by save_pretrained, and in each of them
-                             reference.safetensors with `ids` and the `logits` that the model gives for them
+    make_models.py FOLDER    writes FOLDER/gpt2, FOLDER/llama and FOLDER/scaled_llama, each by save_pretrained, and in
+                             each of them reference.safetensors with `ids` and the `logits` that the model gives for
+                             them
 """
 
 import pathlib
@@ -12,14 +13,14 @@ import torch
 import transformers
 
 
-def write(model, folder):
+def write(model, folder, length=7):
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3)
     model = model.double().eval()
     model.save_pretrained(folder, safe_serialization=True)
-    ids = torch.randint(0, model.config.vocab_size, (2, 7))
+    ids = torch.randint(0, model.config.vocab_size, (2, length))
     with torch.no_grad():
         logits = model(ids).logits
     safetensors.torch.save_file({"ids": ids, "logits": logits}, folder / "reference.safetensors")
@@ -44,6 +45,27 @@ def main():
         tie_word_embeddings=False,
     )
     write(transformers.LlamaForCausalLM(llama), folder / "llama")
+    # Of the four speeds of a head of 8 elements one is kept, one is between, and two are slowed by the whole factor.
+    scaled = transformers.LlamaConfig(
+        vocab_size=11,
+        hidden_size=16,
+        intermediate_size=10,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        rope_theta=500.0,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+    )
+    write(transformers.LlamaForCausalLM(scaled), folder / "scaled_llama", 40)
 
 
 main()

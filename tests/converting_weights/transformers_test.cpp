@@ -45,6 +45,29 @@ TEST_CASE("gpt2_rules and llama_rules: what transformers saves gives transformer
   compare(Llama(LlamaOptions{
               .vocabulary = 11, .hidden = 24, .intermediate = 10, .layers = 2, .heads = 6, .key_value_heads = 3}),
           folder.path() + "/llama", llama_rules(6, 3), 1e-4);
+  compare(
+      Llama(LlamaOptions{.vocabulary = 11,
+                         .hidden = 16,
+                         .intermediate = 10,
+                         .layers = 2,
+                         .heads = 2,
+                         .key_value_heads = 1,
+                         .rotary_base = 500.0,
+                         .rotary_scaling = LlamaRotaryScaling{.factor = 8.0, .low = 1.0, .high = 4.0, .length = 64.0},
+                         .norm_epsilon = 1e-6}),
+      folder.path() + "/scaled_llama", llama_rules(2, 1), 1e-4);
+}
+
+TEST_CASE("Llama in bfloat16: neighbouring positions differ, however late they are") {
+  const torch::NoGradGuard no_grad;
+  torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
+  torch::manual_seed(1);
+  Llama model(LlamaOptions{.vocabulary = 11, .hidden = 16, .layers = 1, .heads = 2, .key_value_heads = 2});
+  model->to(at::kBFloat16);
+  const at::Tensor plain = model->rotations(600, torch::dtype(at::kFloat)).first;
+  const at::Tensor rounded = model->rotations(600, torch::dtype(at::kBFloat16)).first;
+  CHECK(rounded.scalar_type() == at::kBFloat16);
+  CHECK((rounded.to(at::kFloat) - plain).abs().max().item<double>() < 0.004);
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include "tessera/dtensor/io/weights.h"
 #include "tessera/dtensor/measured_costs.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/examples/language_model/llama.h"
 #include "tessera/examples/language_model/transformer_options.h"
 #include "tessera/examples/language_model/weight_rules.h"
 #include "tessera/mesh/backends/backend_group.h"
@@ -414,4 +415,28 @@ TESSERA_RANKS_TEST_CASE("docs/converting-weights.md: rules", {1}) {
   CHECK(tessera::to_string(first) == R"(from_file("h.*.c_attn.weight").split(1, 0, 3).transpose(0, 1))");
   CHECK(all.file_names().size() == 3);
   CHECK(neighbours.steps().size() == 3);
+}
+
+TEST_CASE("Llama's options of the page: the slowest rotation is slowed by the factor, and the fastest is not") {
+  const LlamaOptions options = {
+      .vocabulary = 128256,
+      .hidden = 2048,
+      .intermediate = 8192,
+      .layers = 16,
+      .heads = 32,
+      .key_value_heads = 8,
+      .rotary_base = 500000.0,
+      .rotary_scaling = LlamaRotaryScaling{.factor = 32.0, .low = 1.0, .high = 4.0, .length = 8192.0},
+      .norm_epsilon = 1e-5};
+  LlamaOptions small = options;
+  small.vocabulary = 11;
+  small.intermediate = 2;
+  small.layers = 1;
+  Llama scaled(small);
+  small.rotary_scaling.reset();
+  Llama plain(small);
+  const at::Tensor ratio = scaled->speeds(at::kDouble) / plain->speeds(at::kDouble);
+  CHECK(ratio.size(0) == 32);
+  CHECK(ratio[0].item<double>() == 1);
+  CHECK(ratio[31].item<double>() == doctest::Approx(1.0 / 32));
 }

@@ -64,7 +64,7 @@ Tokens greedy_without_cache(Transformer& model, Tokens text, int64_t tokens) {
 ParallelTransformer reloaded(Transformer& model, at::ScalarType dtype, const tessera::DeviceMesh& mesh) {
   const tessera::PrivateFolder folder;
   save_small_model(model, folder.path(), 1);
-  return load_model(model->options, folder.path() + "/step_00000001", dtype, mesh);
+  return load_model(model->options, folder.path() + "/step_00000001", at::kFloat, dtype, mesh);
 }
 
 const Tokens kPrompt = {3, 1, 4, 1, 5};

@@ -44,7 +44,7 @@ class TestRun {
   std::string checkpoints() const { return path() + "/checkpoints"; }
   std::string checkpoint(int64_t step) const { return fmt::format("{}/step_{:08}", checkpoints(), step); }
 
-  void write_checkpoint(int64_t step) const {
+  void write_checkpoint(int64_t step, at::ScalarType dtype = torch::kFloat) const {
     TransformerOptions options = small_options();
     options.vocabulary = 128;
     Transformer model = small_model(options);
@@ -52,8 +52,9 @@ class TestRun {
       const torch::NoGradGuard no_gradient;
       torch::manual_seed(static_cast<uint64_t>(step));
       model->head->weight.normal_();
+      model->head->weight.copy_(model->head->weight.to(torch::kFloat));
     }
-    save_small_model(model, checkpoints(), step);
+    save_small_model(model, checkpoints(), step, dtype);
   }
 
  private:
@@ -96,10 +97,15 @@ TEST_CASE("generate: the same greedy text in float64 on 1, 2, 3 and 4 ranks, fro
     CHECK(text_of(on_ranks(ranks) + arguments) == alone);
   }
   CHECK(text_of("timeout 120" + kProgram + arguments + " --step 100") == alone);
+  CHECK(text_of("timeout 120" + kProgram + arguments + " --step 00000100") == alone);
   CHECK(text_of("timeout 120" + kProgram + arguments + " --step 20") != alone);
   std::ofstream(run.path() + "/prompt") << "To be";
   CHECK(text_of("timeout 120" + kProgram + run.path() + " --prompt-file " + run.path() +
                 "/prompt --tokens 30 --dtype float64") == alone);
+  // A run in float64 has the same values here.
+  std::ofstream(run.path() + "/config.ini", std::ios::app) << "dtype=\"float64\"\n";
+  for (const int64_t step : {20, 100}) run.write_checkpoint(step, torch::kDouble);
+  CHECK(text_of(on_ranks(2) + arguments) == alone);
   // The first byte that is not written again before is a stop token's place.
   const auto stop = std::to_string(static_cast<int>(alone[10]));
   CHECK(text_of(on_ranks(2) + arguments + " --stop " + stop) == alone.substr(0, alone.find(alone[10])));
@@ -206,6 +212,7 @@ TEST_CASE("generate: mistakes are named, and the job ends") {
       {"no such run", 2, "no/such --prompt a", "'no/such/config.ini' cannot be read; give a folder that tools/train"},
       {"an unknown option", 1, ok + "--topk 3", "--top-k"},
       {"a sampling that is none", 1, ok + "--temperature -1", "--temperature: Value -1 not in range"},
+      {"a temperature that is no number", 1, ok + "--temperature nan", "the temperature is nan"},
       {"a dtype", 1, ok + "--dtype half", "--dtype: half not in {float32,float64}"},
       {"a device", 1, ok + "--device tpu", "--device: tpu not in {cpu,cuda}"},
       {"no prompt", 2, run.path(), "there is no prompt; give --prompt TEXT or --prompt-file FILE"},

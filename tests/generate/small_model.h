@@ -31,9 +31,10 @@ inline Transformer small_model(const TransformerOptions& options) {
   return model;
 }
 
-// Saves the float32 values of a model as the training state of `step` in `folder`, in one process.
-inline void save_small_model(Transformer& model, const std::string& folder, int64_t step) {
-  model->to(torch::kFloat);
+// Saves the values of a model in `dtype` as the training state of `step` in `folder`, in one process.
+inline void save_small_model(Transformer& model, const std::string& folder, int64_t step,
+                             at::ScalarType dtype = torch::kFloat) {
+  model->to(dtype);
   const tessera::DeviceMesh alone = tessera::init_device_mesh("cpu", {1}, {"tp"}, tessera::World::fake(0, 1));
   tessera::save_training_state({.mesh = alone, .model = *model, .step = step}, folder);
   model->to(torch::kDouble);

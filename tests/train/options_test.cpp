@@ -75,6 +75,8 @@ TEST_CASE("options: a wrong one is answered with the right ones") {
       {{"--steps", "0"}, {"--steps"}},
       {{"--steps", "many"}, {"--steps", "many"}},
       {{"--config", "/nowhere/x.ini"}, {"/nowhere/x.ini"}},
+      {{"--clip", "nan"}, {"--clip", "is nan"}},
+      {{"--data", "/corpora/C#"}, {"--data '/corpora/C#': config.ini cannot hold a path with #"}},
   };
   for (const Row& row : rows) {
     const Parsed parsed = parse(row.arguments);

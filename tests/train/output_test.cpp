@@ -74,7 +74,7 @@ TEST_CASE("metrics: lines are written, read, and dropped where a run goes on bef
                     .gradient_norm = 2};
   const Metric look{.step = 2, .tokens = 128, .loss = 0.5, .bits_per_byte = 0.72};
   {
-    train::MetricsFile file(path, 0);
+    train::MetricsFile file(path, 0, 2);
     file.add(step);
     file.add(look);
   }
@@ -87,7 +87,11 @@ TEST_CASE("metrics: lines are written, read, and dropped where a run goes on bef
   REQUIRE(read.size() == 2);
   CHECK(read[0].gradient_norm == 2);
   CHECK(read[1].bits_per_byte == 0.72);
-  { const train::MetricsFile file(path, 1); }
+  { const train::MetricsFile file(path, 2, 3); }
+  CHECK(train::read_metrics(path).size() == 2);
+  { const train::MetricsFile file(path, 2, 2); }  // the evaluation at the end is made again
+  CHECK(train::read_metrics(path).size() == 1);
+  { const train::MetricsFile file(path, 1, 2); }
   CHECK(train::read_metrics(path).size() == 1);
   CHECK(read_file(path).ends_with("\"gradient_norm\":2.0}\n"));
   std::ofstream(path, std::ios::app) << "nonsense\n";

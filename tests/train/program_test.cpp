@@ -161,6 +161,8 @@ TEST_CASE("train: a run that stopped and went on, on any mesh, has the losses of
   const std::string stopped = output_of(folders, 4, "first", exact + "--mesh dp=2,tp=2 --stop-at 4");
   CHECK(contains(stopped, "stopped after step 4, which is saved; --resume"));
   CHECK(losses_of(folders, "first").size() == 4);
+  CHECK(contains(output_of(folders, 4, "first", "--resume --mesh dp=2,tp=2 --stop-at 3"), "stopped after step 4"));
+  CHECK(losses_of(folders, "first").size() == 4);
   struct Row {
     int ranks;
     const char* mesh;
@@ -321,6 +323,8 @@ TEST_CASE("train: what is refused, and how") {
       {"no run to resume", 1, "--mesh dp=1 --resume --run " + folders.run("none"), "has no checkpoint"},
       {"no data", 2, "--mesh dp=2 --resume --data " + folders.run("none"), "is no folder"},
       {"a misspelled option", 2, "--mesh dp=2 --resum", "the options are"},
+      {"fewer steps than are done", 1, "--mesh dp=1 --resume --steps 1", "--steps 1: the run in '"},
+      {"parameters of another dtype", 1, "--mesh dp=1 --resume --dtype float64", "not tied, float64'"},
   };
   tessera::testing::write_text_folder(folders.run("other"), 12, /*seed=*/2);
   for (const Row& row : rows) {
@@ -364,4 +368,14 @@ TEST_CASE("train: --dry-run prints bytes and collectives of any mesh in one proc
     CHECK(contains(output, part));
   }
   CHECK(!fs::exists(folders.run("run")));
+  // ZeRO-3 keeps pieces of gradients, but adds up whole ones while there are micro-batches.
+  for (const bool accumulates : {false, true}) {
+    CAPTURE(accumulates);
+    const std::string bytes =
+        output_of(folders, 1, "run",
+                  fmt::format("--dry-run --mesh dp=8 --batch 16 --zero{}", accumulates ? " --accumulate 2" : ""));
+    std::smatch row;
+    REQUIRE(std::regex_search(bytes, row, std::regex("\nrank 0 +([0-9]+) +([0-9]+) ")));
+    CHECK((std::stoll(row[2].str()) > 4 * std::stoll(row[1].str())) == accumulates);
+  }
 }

@@ -1,5 +1,6 @@
 #include "tessera/tools/launcher/launch_options.h"
 
+#include <cmath>
 #include <cstdio>
 
 #include <fmt/format.h>
@@ -99,6 +100,10 @@ std::optional<LaunchOptions> parse_launch_options(int argc, char** argv, int& ex
     return std::nullopt;
   }
   exit_code = 1;
+  if (std::isnan(options.time_limit_s) || std::isnan(options.grace_s)) {
+    fmt::print(stderr, "launch: --time-limit or --grace is nan; give seconds\n");
+    return std::nullopt;
+  }
   if (options.min_ranks > options.size) {
     fmt::print(stderr, "launch: --min-ranks {} is more than the {} ranks of -n; give at most as many\n",
                options.min_ranks, options.size);

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <string>
+
+namespace train {
+
+// Writes a file that appears at once, in the place of one that was there. Throws std::runtime_error with the path and
+// the system's text when it cannot be written, and as tessera::check_replaceable does.
+void replace_file(const std::string& path, const std::string& text);
+
+}  // namespace train
