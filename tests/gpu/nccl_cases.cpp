@@ -76,6 +76,8 @@ TEST_CASE("NCCL: a collective that is waited for at once is on the current strea
   CHECK(reduce_all(later, x, ReduceOp::kSum, /*owned=*/false).works.size() == 1);
 }
 
+// With one rank NCCL queues no kernel, and so keeps no order between groups (NCCL_LAUNCH_ORDER_IMPLICIT): with several
+// ranks the second collective would start only after the first one has.
 TEST_CASE("NCCL: the groups of two mesh dimensions have streams of their own, and do not wait for each other") {
   const std::shared_ptr<World> world = World::create({});
   // With one rank all mesh dimensions have one group, unless their options differ.
