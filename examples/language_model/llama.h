@@ -28,11 +28,11 @@ struct LlamaOptions {
   int64_t hidden = 64;
   int64_t intermediate = 172;
   int64_t layers = 2;
-  int64_t heads = 4;            // divides `hidden`; a head has an even number of elements
-  int64_t key_value_heads = 2;  // divides `heads`
-  double rotary_base = 10000.0;
+  int64_t heads = 4;             // divides `hidden`; a head has an even number of elements
+  int64_t key_value_heads = 2;   // divides `heads`
+  double rotary_base = 10000.0;  // "rope_theta" in a config.json of transformers
   std::optional<LlamaRotaryScaling> rotary_scaling = {};
-  double norm_epsilon = 1e-5;
+  double norm_epsilon = 1e-5;  // "rms_norm_eps"
 
   friend bool operator==(const LlamaOptions&, const LlamaOptions&) = default;
 };
