@@ -64,7 +64,7 @@ class Timeline {
  private:
   double x_of(int64_t ns) const { return left_ + static_cast<double>(std::clamp(ns, begin_, end_) - begin_) * scale_; }
 
-  // What has not ended is inside also where it begins and seems to end at the edge of the picture.
+  // An open slice may begin and end at the edge of the picture; it is drawn there, since it goes on.
   bool is_outside(const LaneSlice& slice) const {
     if (slice.is_open) return slice.end_ns < begin_ || slice.begin_ns > end_;
     return slice.end_ns <= begin_ || slice.begin_ns >= end_;

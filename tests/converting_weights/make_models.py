@@ -45,7 +45,7 @@ def main():
         tie_word_embeddings=False,
     )
     write(transformers.LlamaForCausalLM(llama), folder / "llama")
-    # Of the four speeds of a head of 8 elements one is kept, one is between, and two are slowed by the whole factor.
+    # One of the four speeds of a head of 8 elements is kept, one is between, and two are slowed by the whole factor.
     scaled = transformers.LlamaConfig(
         vocab_size=11,
         hidden_size=16,

@@ -238,7 +238,7 @@ TEST_CASE("records of any text go to a file and back; other files are refused") 
   std::ofstream(records_file(folder.path() + "/new", 3)) << "{\"rank\": 3, \"failure\": \"\"}\n[1, 77]\n";
   check_refused<std::runtime_error>([&] { read_all_records(folder.path() + "/new"); },
                                     "records.3.jsonl does not hold a rank's records");
-  // What is called otherwise is no file of records.
+  // Files and folders with other names are left alone.
   fs::remove(records_file(folder.path() + "/new", 3));
   for (const char* name :
        {"/new/records.x.jsonl", "/new/records..jsonl", "/new/records.jsonl", "/new/records.07.jsonl"})
