@@ -3,6 +3,7 @@
 Users of the library may use them too: load("@tessera//tools:build_defs.bzl", "tessera_distributed_test").
 """
 
+load(":headers.bzl", "headers")
 load(":one_source.bzl", "one_source")
 
 _WARNINGS = [
@@ -81,9 +82,12 @@ def _compiled_as_one(name, srcs, as_one):
     one_source(name = name + "_as_one", testonly = True, srcs = srcs)
     return [":" + name + "_as_one"], srcs
 
-def _include_prefix():
-    package = native.package_name()
-    return "tessera/" + package if package else "tessera"
+# Returns the dependency by which the headers of library NAME are included as "tessera/f/x.h".
+def _own_headers(name, hdrs, visibility, testonly = False):
+    if not hdrs:
+        return []
+    headers(name = name + "_headers", hdrs = hdrs, testonly = testonly, visibility = visibility)
+    return [":" + name + "_headers"]
 
 def tessera_library(
         name,
@@ -106,9 +110,8 @@ def tessera_library(
         name = name,
         srcs = srcs,
         hdrs = hdrs,
-        deps = deps + more_deps,
+        deps = _own_headers(name, hdrs, visibility) + deps + more_deps,
         copts = LIBRARY_COPTS + _werror() + begin + kwargs.pop("copts", []),
-        include_prefix = _include_prefix(),
         visibility = visibility,
         **kwargs
     )
@@ -128,16 +131,16 @@ def tessera_test_library(name, srcs = [], hdrs = [], deps = [], precompiled = No
     """A library that only tests use, compiled as they are. See tessera_test for `precompiled` and `as_one`."""
     begin, more_deps = _test_begins(precompiled)
     srcs, included = _compiled_as_one(name, srcs, as_one)
+    visibility = kwargs.pop("visibility", ["//visibility:public"])
     native.cc_library(
         name = name,
         testonly = True,
         srcs = srcs,
         hdrs = hdrs,
         textual_hdrs = included,
-        deps = deps + more_deps,
+        deps = _own_headers(name, hdrs, visibility, testonly = True) + deps + more_deps,
         copts = TEST_COPTS + _werror() + begin + kwargs.pop("copts", []),
-        include_prefix = _include_prefix(),
-        visibility = kwargs.pop("visibility", ["//visibility:public"]),
+        visibility = visibility,
         **kwargs
     )
 

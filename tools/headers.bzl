@@ -1,0 +1,36 @@
+"""Makes the headers of a library includable as "tessera/folder/header.h"."""
+
+# The folder with the links to a package's headers, below its outputs. A package has one, since Bazel leaves the links
+# of a target that has gone or has lost a header: were they in a folder of its own, a header that has moved to another
+# target of its package would still be found there, and its includes would be refused until `bazel clean`.
+_FOLDER = "_include"
+
+def _path_in_package(file, label):
+    path = file.short_path
+    if path.startswith("../"):
+        path = path.split("/", 2)[2]
+    package = label.package + "/" if label.package else ""
+    if not path.startswith(package):
+        fail("{}: {} is not below the folder of this target".format(label, file.short_path))
+    return path[len(package):]
+
+def _headers_impl(ctx):
+    links = []
+    for file in ctx.files.hdrs:
+        package = ctx.label.package + "/" if ctx.label.package else ""
+        link = ctx.actions.declare_file(_FOLDER + "/tessera/" + package + _path_in_package(file, ctx.label))
+        ctx.actions.symlink(output = link, target_file = file)
+        links.append(link)
+    folder = "/".join([ctx.bin_dir.path] + [
+        part
+        for part in [ctx.label.workspace_root, ctx.label.package, _FOLDER]
+        if part
+    ])
+    context = cc_common.create_compilation_context(headers = depset(links), includes = depset([folder]))
+    return [DefaultInfo(files = depset(links)), CcInfo(compilation_context = context)]
+
+headers = rule(
+    implementation = _headers_impl,
+    attrs = {"hdrs": attr.label_list(allow_files = True, mandatory = True)},
+    doc = "A dependency by which sources include the header x.h of folder f as \"tessera/f/x.h\".",
+)
