@@ -28,12 +28,9 @@ std::string outcome_of(const std::function<void()>& part, std::exception_ptr& th
   } catch (const std::logic_error& error) {
     thrown = std::current_exception();
     return std::string("i") + error.what();
-  } catch (const std::exception& error) {
-    thrown = std::current_exception();
-    return "r" + error_text(error);
   } catch (...) {
     thrown = std::current_exception();
-    return "ran exception that is no std::exception";
+    return "r" + current_error_text();
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <optional>
 #include <stdexcept>
 #include <vector>
@@ -9,6 +10,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
+
+#include "tessera/mesh/group_options.h"
 
 namespace tessera {
 namespace {
@@ -276,8 +279,10 @@ void read_timeout(const EnvironmentVariables& variables, Environment& environmen
   const std::string text = value_or_empty(variables, "TESSERA_TIMEOUT");
   if (text.empty()) return;
   const int64_t seconds = parse_number("TESSERA_TIMEOUT", text);
-  if (seconds < 1 || seconds > 1000000) {
-    throw std::invalid_argument(fmt::format("environment: TESSERA_TIMEOUT={} is not in [1, 1000000] seconds", text));
+  const int64_t longest = std::chrono::floor<std::chrono::seconds>(kLongestTimeout).count();
+  if (seconds < 1 || seconds > longest) {
+    throw std::invalid_argument(
+        fmt::format("environment: TESSERA_TIMEOUT={} is not in [1, {}] seconds", text, longest));
   }
   environment.timeout_seconds = seconds;
 }

@@ -110,16 +110,12 @@ void run_rank(std::shared_ptr<World> world, ThreadHub& hub,
   // All threads share LibTorch's cache of casts, and the first thread that leaves autocast clears it: with the cache
   // the ranks would record different autograd graphs.
   at::autocast::set_autocast_cache_enabled(false);
-  const auto failed = [&](const std::string& text) {
-    errors.add(world->rank(), text);
-    world->fail("the body of run_in_process", text);
-  };
   try {
     body(world);
-  } catch (const std::exception& error) {
-    failed(error_text(error));
   } catch (...) {
-    failed("an exception that is not a std::exception");
+    const std::string text = current_error_text();
+    errors.add(world->rank(), text);
+    world->fail("the body of run_in_process", text);
   }
   // The rank leaves here too, since something outside may still hold its World.
   hub.leave(world->rank());

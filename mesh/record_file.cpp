@@ -1,6 +1,5 @@
 #include "tessera/mesh/record_file.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -194,7 +193,6 @@ std::vector<RankRecords> read_all_records(const std::string& folder) {
                     "\"restart_1\" in it for those of the first restart",
                     folder, error ? fmt::format(" ({})", error.message()) : ""));
   }
-  std::ranges::sort(all, {}, &RankRecords::rank);
   return all;
 }
 

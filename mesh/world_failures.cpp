@@ -145,11 +145,8 @@ void World::guard(const std::string& where, const std::function<void()>& callbac
     callback();
   } catch (const MismatchError&) {
     throw;  // every rank of the group throws it, and no data was sent
-  } catch (const std::exception& error) {
-    fail(where, error_text(error));
-    throw;
   } catch (...) {
-    fail(where, "an exception that is not a std::exception");
+    fail(where, current_error_text());
     throw;
   }
 }

@@ -196,12 +196,9 @@ void write_state(StateJob& job) {
     OwnPart part(job);
     part.write();
     write_file(part_path(job, job.rank), part.to_json());
-  } catch (const std::exception& error) {
-    throw_cause(job);
-    give_up(job, error_text(error));
-    throw;
   } catch (...) {
-    give_up(job, "an exception that is no std::exception");
+    throw_cause(job);
+    give_up(job, current_error_text());
     throw;
   }
   if (job.new_folder) finish(job);

@@ -307,10 +307,8 @@ TrainingStateSaver::~TrainingStateSaver() {
   if (impl_->thread.joinable()) impl_->thread.join();
   try {
     if (impl_->failure) std::rethrow_exception(impl_->failure);
-  } catch (const std::exception& error) {
-    logger().error("{}: {}", kOp, error_text(error));
   } catch (...) {
-    logger().error("{}: an exception that is no std::exception", kOp);
+    logger().error("{}: {}", kOp, current_error_text());
   }
 }
 

@@ -58,11 +58,8 @@ template <typename Body>
 auto failing(const CollectiveCall& call, const char* op, const Body& body) {
   try {
     return body();
-  } catch (const std::exception& error) {
-    call.mesh.world().fail(call.text(op), error_text(error));
-    throw;
   } catch (...) {
-    call.mesh.world().fail(call.text(op), "an exception that is not a std::exception");
+    call.mesh.world().fail(call.text(op), current_error_text());
     throw;
   }
 }

@@ -13,4 +13,15 @@ inline std::string error_text(const std::exception& error) {
   return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
 }
 
+// Returns the text of the exception that is being handled: only for use in a catch block.
+inline std::string current_error_text() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return error_text(error);
+  } catch (...) {
+    return "an exception that is not a std::exception";
+  }
+}
+
 }  // namespace tessera

@@ -7,7 +7,6 @@ namespace gloo {
 class Context {
  public:
   void setTimeout(std::chrono::milliseconds timeout);
-  void closeConnections();
 };
 
 }  // namespace gloo
