@@ -86,7 +86,7 @@ def _compiled_as_one(name, srcs, as_one):
 def _own_headers(name, hdrs, visibility, testonly = False):
     if not hdrs:
         return []
-    headers(name = name + "_headers", hdrs = hdrs, testonly = testonly, visibility = visibility)
+    headers(name = name + "_headers", srcs = hdrs, testonly = testonly, visibility = visibility)
     return [":" + name + "_headers"]
 
 def tessera_library(

@@ -16,7 +16,7 @@ def _path_in_package(file, label):
 
 def _headers_impl(ctx):
     links = []
-    for file in ctx.files.hdrs:
+    for file in ctx.files.srcs:
         package = ctx.label.package + "/" if ctx.label.package else ""
         link = ctx.actions.declare_file(_FOLDER + "/tessera/" + package + _path_in_package(file, ctx.label))
         ctx.actions.symlink(output = link, target_file = file)
@@ -31,6 +31,6 @@ def _headers_impl(ctx):
 
 headers = rule(
     implementation = _headers_impl,
-    attrs = {"hdrs": attr.label_list(allow_files = True, mandatory = True)},
+    attrs = {"srcs": attr.label_list(allow_files = True, mandatory = True)},
     doc = "A dependency by which sources include the header x.h of folder f as \"tessera/f/x.h\".",
 )
