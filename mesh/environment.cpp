@@ -177,6 +177,13 @@ bool is_around_torchrun(const EnvironmentVariables& variables, const Found& foun
   return found.local_size == 1 || value_or_empty(variables, "SLURM_STEP_NUM_NODES") == std::to_string(*found.size);
 }
 
+// Gives `chosen` the local numbers of a set that has the same rank and size, where its own launcher gave none.
+void take_local_numbers(Found& chosen, const Found& same) {
+  if (chosen.local_rank.has_value() || chosen.local_size.has_value()) return;
+  chosen.local_rank = same.local_rank;
+  chosen.local_size = same.local_size;
+}
+
 // Returns the first set that is present, after comparing it with the others.
 std::optional<Found> choose(const EnvironmentVariables& variables) {
   std::optional<Found> chosen;
@@ -188,9 +195,12 @@ std::optional<Found> choose(const EnvironmentVariables& variables) {
       if (names.launcher == "TESSERA_*") break;
       continue;
     }
-    if (found->rank == chosen->rank && found->size == chosen->size) continue;
-    if (found->launcher == "Slurm" && holds_daemons(variables, *found, *chosen)) continue;
     if (is_around_torchrun(variables, *found, *chosen)) continue;
+    if (found->rank == chosen->rank && found->size == chosen->size) {
+      take_local_numbers(*chosen, *found);
+      continue;
+    }
+    if (found->launcher == "Slurm" && holds_daemons(variables, *found, *chosen)) continue;
     throw std::invalid_argument(fmt::format(
         "environment: {} and {} disagree about this process: {} against {}; unset one set, or set TESSERA_RANK and "
         "TESSERA_WORLD_SIZE",
@@ -272,6 +282,11 @@ void fill_local(const Found& found, Environment& environment) {
                                                   "TESSERA_LOCAL_WORLD_SIZE"));
   }
   environment.local_size = found.local_size.value_or(meets_here ? environment.size : 1);
+  if (!found.local_rank.has_value() && environment.local_size > 1 && !environment.one_host()) {
+    throw std::invalid_argument(
+        fmt::format("environment: {} says {} but not which of this host's {} ranks this is; set {} too", found.launcher,
+                    fmt::join(found.seen, ", "), environment.local_size, names_of(found.launcher).local_rank.front()));
+  }
   environment.local_rank = found.local_rank.value_or(environment.one_host() ? environment.rank : 0);
 }
 

@@ -110,6 +110,15 @@ TEST_CASE("sets that agree are fine; the first in the order counts") {
               "MPICH", {3, 6, 1, 2});
 }
 
+TEST_CASE("local numbers come from a set that agrees where the first has none") {
+  const EnvironmentVariables exported = {{"RANK", "3"}, {"WORLD_SIZE", "6"}, {"MASTER_ADDR", "node0"}};
+  check_place(with(kSrun, exported), "torchrun", {3, 6, 1, 2});
+  check_place(with(kOpenMpi, {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "node0"}}), "torchrun", {1, 4, 1, 4});
+  check_place(with(with(kSrun, exported), {{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "3"}}), "torchrun", {3, 6, 0, 3});
+  check_place(with(kSrun, {{"PMI_RANK", "3"}, {"PMI_SIZE", "6"}, {"RANK", "3"}, {"WORLD_SIZE", "6"}}), "torchrun",
+              {3, 6, 1, 2});
+}
+
 TEST_CASE("where srun serves MPI by PMI-2, which gives no local numbers, Slurm's own set counts") {
   const EnvironmentVariables pmi2 = with(kSrun, {{"PMI_RANK", "3"}, {"PMI_SIZE", "6"}});
   const Environment plain = resolve_environment(kSrun), found = resolve_environment(pmi2);
@@ -224,6 +233,7 @@ TEST_CASE("half a set, numbers that are none, and ranks out of range are errors 
   check_refused(with(kTorchrun, {{"LOCAL_RANK", "4"}}), "LOCAL_RANK=4, LOCAL_WORLD_SIZE=4");
   check_refused(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "9"}}), "LOCAL_WORLD_SIZE=9");
   check_refused(without(kTorchrun, "LOCAL_WORLD_SIZE"), "set LOCAL_WORLD_SIZE");
+  check_refused(without(kTorchrun, "LOCAL_RANK"), "but not which of this host's 4 ranks this is; set LOCAL_RANK too");
   check_refused(with(kTorchrun, {{"MASTER_PORT", "70000"}}), "MASTER_PORT=70000 is not in [1, 65535]");
   check_refused(with(kTorchrun, {{"TESSERA_TIMEOUT", "0"}}), "TESSERA_TIMEOUT=0 is not in [1, 1000000] seconds");
   check_refused(with(kTorchrun, {{"TORCHELASTIC_RESTART_COUNT", "x"}}), "TORCHELASTIC_RESTART_COUNT='x'");
