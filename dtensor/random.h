@@ -12,7 +12,8 @@ namespace tessera {
 // Seeds every random operator and factory on DTensors of this world. What the k-th of them after this call draws for an
 // element depends only on (seed, k, the element's position in the global tensor): it is the same on any mesh and with
 // any sharding, and the same on CPU and CUDA up to rounding. The numbers are not torch's. Every rank of the tensor's
-// mesh must make the same calls in the same order.
+// mesh must make the same calls in the same order, and must have made the same number of them on other meshes: after a
+// draw on a mesh of some ranks, such as an evaluation on rank 0, set World::random_state() back there.
 //
 // So tensors on two meshes get the same numbers where seed and k are the same, as in two stages of a pipeline that seed
 // alike. Give each stage a seed of its own, alike on the stage's ranks.

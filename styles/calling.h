@@ -75,4 +75,7 @@ class BatchCheck {
   std::optional<std::vector<int64_t>> plain_;  // the sizes of the first plain tensor
 };
 
+// Throws std::invalid_argument: the root has hooks, and the handle's type has a forward that runs none.
+[[noreturn]] void refuse_without_hooks();
+
 }  // namespace tessera::detail

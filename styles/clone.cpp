@@ -1,5 +1,8 @@
 #include "tessera/styles/clone.h"
 
+#include <stdexcept>
+
+#include <fmt/format.h>
 #include <torch/library.h>
 #include <torch/nn/module.h>
 
@@ -9,9 +12,29 @@
 namespace tessera {
 namespace {
 
+// Gives `from` the contract of the parameter that is about to become a tensor like it, so that the parameter keeps it.
+void keep_contract(const at::Tensor& parameter, const at::Tensor& from) {
+  const detail::Meta& own = detail::meta(parameter);
+  detail::Meta& other = detail::meta(from);
+  if (own.contract == nullptr || other.contract != nullptr) return;
+  const bool alike = other.spec->mesh == own.spec->mesh && other.spec->placements == own.spec->placements &&
+                     other.spec->sizes == own.spec->sizes;
+  if (!alike) {
+    throw std::invalid_argument(fmt::format(
+        "set_data: the parameter {} of a {} is {}, and its new values are {}; redistribute them to the parameter's "
+        "layout, or write them by copy_",
+        own.contract->path, own.contract->style, to_string(*own.spec), to_string(*other.spec)));
+  }
+  other.contract = own.contract;
+}
+
 // LibTorch asks this before tensor.set_data(other), which Module::clone() and Module::to() call to give a module's new,
 // plain parameters the values of others. A plain tensor may become a DTensor this way; a DTensor never becomes plain.
-bool may_take_over(const at::Tensor&, const at::Tensor& from) { return detail::is_dtensor(from); }
+bool may_take_over(const at::Tensor& self, const at::Tensor& from) {
+  if (!detail::is_dtensor(from)) return false;
+  if (detail::is_dtensor(self)) keep_contract(self, from);
+  return true;
+}
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { m.impl("_has_compatible_shallow_copy_type", may_take_over); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { m.impl("_has_compatible_shallow_copy_type", may_take_over); }

@@ -27,6 +27,10 @@
 // Default arguments work in m(x), and in Sequential with FORWARD_HAS_DEFAULT_ARGS; m->forward(x, y) needs all
 // arguments. BlockImpl::forward gets copies of the arguments that hold tensors, so that no hook changes the caller's;
 // only a tuple that forward takes by a reference which is not const stays the caller's in m->forward(x).
+//
+// Called through BlockImpl itself, a pointer or a reference, forward runs no hooks: write layers->at<Block::Impl>(i)
+// and m->as<Block>(), not at<BlockImpl>(i). A callable of parallelize_module that was given such a pointer or reference
+// to a module with hooks throws std::invalid_argument.
 namespace tessera {
 namespace detail {
 

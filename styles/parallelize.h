@@ -118,6 +118,7 @@ class Parallelized {
     if constexpr (requires(Handle h) { h.any_forward(std::forward<Args>(args)...); }) {
       return handle_.forward(std::forward<Args>(args)...);
     } else if constexpr (requires(Handle h) { h->forward(std::forward<Args>(args)...); }) {
+      if constexpr (!std::derived_from<std::remove_reference_t<decltype(*handle_)>, Hookable>) check_no_hooks();
       return handle_->forward(std::forward<Args>(args)...);
     } else {
       // This is a TESSERA_MODULE that is called without some of its default arguments.
@@ -136,15 +137,19 @@ class Parallelized {
   Handle& handle() { return handle_; }
 
  private:
-  // Says whether hooks of the root see its inputs first, and may make DTensors of them.
-  bool makes_dtensors() const {
-    const Hookable* hookable = nullptr;
+  // Returns nullptr where the root has no hooks.
+  const Hookable* hookable() const {
     if constexpr (std::is_pointer_v<Handle>) {
-      hookable = dynamic_cast<const Hookable*>(static_cast<const torch::nn::Module*>(handle_));
+      return dynamic_cast<const Hookable*>(static_cast<const torch::nn::Module*>(handle_));
     } else {
-      hookable = dynamic_cast<const Hookable*>(detail::module_in(handle_));
+      return dynamic_cast<const Hookable*>(detail::module_in(handle_));
     }
-    return hookable != nullptr && hookable->has_pre_hooks();
+  }
+  // Says whether hooks of the root see its inputs first, and may make DTensors of them.
+  bool makes_dtensors() const { return hookable() != nullptr && hookable()->has_pre_hooks(); }
+  // For a handle of the class whose forward the hooked one overlays: that forward runs none of them.
+  void check_no_hooks() const {
+    if (hookable() != nullptr && hookable()->hooks() > 0) detail::refuse_without_hooks();
   }
 
   Handle handle_;

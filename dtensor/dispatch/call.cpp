@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -131,11 +132,14 @@ void refuse_elsewhere(const Call& call, const at::Tensor& plain) {
       fmt::join(plain.sizes(), ", "), other.str(), own.str(), to_string(*call.first_spec), own.str()));
 }
 
-// Gives the call a DTensor over the memory of a plain tensor that it writes in backward.
+// Gives the call a DTensor over the memory of a plain tensor that it writes in backward. On a rank outside the mesh the
+// DTensor has no piece, and the plain tensor stays as it is.
 void write_through(Call& call, TensorArg& entry) {
   at::IValue& value = call.arg(entry.arg);
   const at::Tensor plain = value.toTensor();
-  value = detail::wrap(plain.detach(), replicated_spec(call.first_spec->mesh, plain));
+  const DeviceMesh& mesh = call.first_spec->mesh;
+  const at::Tensor piece = mesh.is_member() ? plain.detach() : at::empty({0}, plain.options());
+  value = detail::wrap(piece, replicated_spec(mesh, plain));
   entry.tensor = &value.toTensor();
   entry.spec = detail::meta(*entry.tensor).spec.get();
   call.written_plain.push_back({.arg = entry.arg, .tensor = plain, .over = *entry.tensor});
@@ -144,7 +148,7 @@ void write_through(Call& call, TensorArg& entry) {
 void add_plain(Call& call, TensorArg& entry, PlainTensors plain) {
   const at::Tensor& t = *entry.tensor;
   if (t.dim() > 0) refuse_elsewhere(call, t);
-  if (in_backward() && call.writes(entry) && call.arg(entry.arg).isTensor() && call.first_spec->mesh.is_member()) {
+  if (in_backward() && call.writes(entry) && call.arg(entry.arg).isTensor()) {
     write_through(call, entry);
     return;
   }
@@ -232,8 +236,11 @@ std::string old_state_hint(const Call& call, const at::Tensor& plain) {
     return detail::is_dtensor(*entry.tensor) && entry.tensor->sizes() == plain.sizes();
   });
   if (!alike || call.traits.written_args.empty()) return "";
-  return ". If this is an optimizer's step: one that was made or stepped before parallelize_module keeps plain state; "
-         "make it afterwards";
+  if (call.traits.name == "aten::set_") {
+    return ". torch::load cannot fill DTensors: call it before parallelize_module, or load_weights afterwards";
+  }
+  return ". If this is an optimizer's step: one that was made, stepped or filled by torch::load before "
+         "parallelize_module keeps plain state; make it afterwards, and use load_optimizer";
 }
 
 bool Call::writes(const TensorArg& entry) const {

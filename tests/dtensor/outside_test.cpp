@@ -81,6 +81,25 @@ TESSERA_RANKS_TEST_CASE("a plain tensor's gradient on a rank outside the mesh is
   CHECK(same(masked.grad(), filled({4}, 1)));
 }
 
+TESSERA_RANKS_TEST_CASE("on a rank outside the mesh a hook that adds up a plain number leaves it as it is", {4}) {
+  const DeviceMesh mesh(world(), c10::kCPU, Mesh({3}, {"tp"}, {3, 0, 2}));
+  const bool inside = mesh.is_member();
+  const at::Tensor w = leaf(distribute_tensor(sample({5, 3}), mesh, {S0}, kNoSource));
+  at::Tensor total = at::zeros({}, at::kDouble), sums = at::zeros({3}, at::kDouble);
+  w.register_hook([&](const at::Tensor& gradient) {
+    total.add_(gradient.square().sum());
+    sums.add_(gradient.sum(0));
+  });
+  (w * w).sum().backward();
+  CHECK_FALSE(is_dtensor(total));
+  CHECK(is_dtensor(sums));
+  const at::Tensor gradient = sample({5, 3}).mul(2);
+  CHECK(close(total, inside ? gradient.square().sum() : at::zeros({}, at::kDouble)));
+  CHECK(sums.sizes() == at::IntArrayRef({3}));
+  const at::Tensor whole = full_tensor(sums);
+  if (inside) CHECK(close(whole, gradient.sum(0)));
+}
+
 TESSERA_RANKS_TEST_CASE("two halves of a world work side by side", {4}) {
   const std::vector<int64_t> low = {0, 1};
   const std::vector<int64_t> high = {3, 2};

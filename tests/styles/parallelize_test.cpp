@@ -6,6 +6,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros_like.h>
 #include <doctest/doctest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -17,8 +18,10 @@
 
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/factories.h"
 #include "tessera/styles/describe.h"
 #include "tessera/styles/distribute_module.h"
+#include "tessera/styles/hooks.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/fake_mesh.h"
@@ -58,6 +61,11 @@ struct AliasedImpl : torch::nn::Module {
   Linear a{nullptr}, b{nullptr};
 };
 TORCH_MODULE(Aliased);
+
+struct SameImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+TESSERA_MODULE(Same);
 
 const Contract& contract_of(const at::Tensor& t) {
   REQUIRE(tessera::detail::meta(t).contract != nullptr);
@@ -270,6 +278,47 @@ TEST_CASE("parameters over the same memory go on sharing it") {
   const at::Tensor loss = model->b->weight.exp().mul(model->b->weight).sum();
   to_local(model->a->weight.detach()).zero_();
   CHECK_THROWS_WITH(loss.backward(), doctest::Contains("has been modified by an inplace operation"));
+}
+
+TEST_CASE("a parameter that takes over other values by set_data keeps its contract") {
+  Mlp mlp(8, 6, 8);
+  const DeviceMesh mesh = fake_mesh(1, {2});
+  parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}}, {.src_rank = kNoSource});
+  const torch::NoGradGuard no_grad;
+  const at::Tensor weight = mlp->down->weight, average = at::zeros_like(weight);
+  const auto contract = tessera::detail::meta(weight).contract;
+  REQUIRE(contract != nullptr);
+  for (const at::Tensor& values : {weight * 0.5, average, weight.detach().clone()}) {
+    weight.set_data(values);
+    CHECK(tessera::detail::meta(weight).contract == contract);
+    CHECK(tessera::detail::meta(weight).local().is_alias_of(tessera::detail::meta(values).local()));
+  }
+  for (const at::Tensor& values :
+       {tessera::zeros({8, 6}, mesh, {Replicate()}), tessera::zeros({8, 4}, mesh, {Shard(1)})}) {
+    CHECK_THROWS_WITH_AS(weight.set_data(values),
+                         doctest::Contains("set_data: the parameter down.weight of a RowwiseParallel is "),
+                         std::invalid_argument);
+    CHECK(tessera::detail::meta(values).contract == nullptr);
+  }
+  CHECK(weight.sizes() == at::IntArrayRef({8, 6}));
+}
+
+TEST_CASE("a handle of the class beneath a TESSERA_MODULE is refused where hooks would not run") {
+  const DeviceMesh mesh = fake_mesh(0, {2});
+  const at::Tensor x = at::ones({2, 4});
+  const auto passes = [&](auto handle) { CHECK(handle(x).equal(x)); };
+  Same hooked, bare;
+  hooked->register_forward_pre_hook([](std::vector<at::Tensor>&) {});
+  SameImpl &impl = *hooked, &bare_impl = *bare;
+  const std::string text = "got a pointer or reference to the class beneath";
+  auto by_reference = parallelize_module(impl, mesh, ParallelPlan());
+  CHECK_THROWS_WITH_AS(by_reference(x), doctest::Contains(text.c_str()), std::invalid_argument);
+  auto by_pointer = parallelize_module(std::static_pointer_cast<SameImpl>(hooked.ptr()), mesh, ParallelPlan());
+  CHECK_THROWS_WITH_AS(by_pointer(x), doctest::Contains(text.c_str()), std::invalid_argument);
+  passes(parallelize_module(hooked, mesh, ParallelPlan()));
+  passes(parallelize_module(*hooked, mesh, ParallelPlan()));
+  passes(parallelize_module(hooked.ptr(), mesh, ParallelPlan()));
+  passes(parallelize_module(bare_impl, mesh, ParallelPlan()));
 }
 
 TEST_CASE("a module with two names is styled once") {

@@ -267,7 +267,8 @@ std::string step_error(bool guarded, Optimizer& optimizer, Parallelized<Linear>&
 
 TESSERA_RANKS_TEST_CASE("an optimizer whose state is older than the layouts: its step says so", {2}) {
   const std::string hint =
-      "one that was made or stepped before parallelize_module keeps plain state; make it afterwards";
+      "one that was made, stepped or filled by torch::load before parallelize_module keeps plain state; make it "
+      "afterwards, and use load_optimizer";
   for (const bool guarded : {false, true}) {
     CAPTURE(guarded);
     Linear one(8, 4), two(8, 4), three(8, 4);
