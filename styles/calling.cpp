@@ -33,10 +33,8 @@ void BatchCheck::check(const std::string& split_mesh) const {
 void refuse_without_hooks() {
   throw std::invalid_argument(
       "the parallelized module: its root is a TESSERA_MODULE with hooks, of a style or of your own, and "
-      "parallelize_module "
-      "got a pointer or reference to the class beneath (BlockImpl), whose forward runs none. Pass the holder (Block), "
-      "or "
-      "a pointer or reference to Block::Impl");
+      "parallelize_module got a pointer or reference to the class beneath (BlockImpl), whose forward runs none. Pass "
+      "the holder (Block), or a pointer or reference to Block::Impl");
 }
 
 }  // namespace tessera::detail

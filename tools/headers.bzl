@@ -5,20 +5,17 @@
 # target of its package would still be found there, and its includes would be refused until `bazel clean`.
 _FOLDER = "_include"
 
-def _path_in_package(file, label):
+def _path_in_repository(file):
     path = file.short_path
-    if path.startswith("../"):
-        path = path.split("/", 2)[2]
-    package = label.package + "/" if label.package else ""
-    if not path.startswith(package):
-        fail("{}: {} is not below the folder of this target".format(label, file.short_path))
-    return path[len(package):]
+    return path.split("/", 2)[2] if path.startswith("../") else path
 
 def _headers_impl(ctx):
     links = []
     for file in ctx.files.srcs:
-        package = ctx.label.package + "/" if ctx.label.package else ""
-        link = ctx.actions.declare_file(_FOLDER + "/tessera/" + package + _path_in_package(file, ctx.label))
+        path = _path_in_repository(file)
+        if ctx.label.package and not path.startswith(ctx.label.package + "/"):
+            fail("{}: {} is not below the folder of this target".format(ctx.label, file.short_path))
+        link = ctx.actions.declare_file(_FOLDER + "/tessera/" + path)
         ctx.actions.symlink(output = link, target_file = file)
         links.append(link)
     folder = "/".join([ctx.bin_dir.path] + [
