@@ -82,7 +82,7 @@ struct LayerParameter {
   const char* name;
   at::Tensor Class::*member;
   bool registered = true;
-  std::optional<detail::ParameterLayout> layout = std::nullopt;
+  std::optional<detail::ParameterLayout> layout{};  // GCC 12 fails with an internal error on "= std::nullopt" here
 };
 
 // Is the base class of a named layer. `Derived` lists its parameters in a public `layer_parameters() const`; its
