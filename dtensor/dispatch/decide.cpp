@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -166,6 +167,7 @@ class Decider {
     }
     check_written_sizes(outputs);
     std::vector<TensorInfo> inputs = call.inputs;
+    run_misfits_whole(rule, inputs);
     keep_numbers_whole(rule);
     keep_terms_finite(rule);
     std::vector<rules::Written> written = written_inputs();
@@ -204,6 +206,26 @@ class Decider {
       result.info.sizes = rule.outputs[k].sizes;
       result.strides = contiguous_strides(result.info.sizes);
     }
+  }
+
+  // Where LibTorch has not checked the sizes of the whole tensors, drops all strategies if one cuts inputs of different
+  // sizes: LibTorch refuses such inputs, but on some ranks their pieces may fit each other, or have no elements. Rules
+  // with halos or `valid` know of such sizes themselves, and a user's operator may take them.
+  void run_misfits_whole(OpRule& rule, const std::vector<TensorInfo>& inputs) const {
+    if (meta_results_ || rule.halos || rule.valid || !call_.traits.name.starts_with("aten::")) return;
+    const auto cuts_different_sizes = [&](const rules::Strategy& strategy) {
+      std::optional<int64_t> size;
+      for (std::size_t j = 0; j < inputs.size(); ++j) {
+        const Placement& p = strategy.inputs.at(j);
+        if (!inputs[j].defined || !p.is_shard()) continue;
+        if (p.tensor_dim() >= inputs[j].ndim()) return true;
+        const int64_t mine = inputs[j].sizes[static_cast<std::size_t>(p.tensor_dim())];
+        if (mine != size.value_or(mine)) return true;
+        size = mine;
+      }
+      return false;
+    };
+    if (std::ranges::any_of(rule.strategies, cuts_different_sizes)) rule.strategies.clear();
   }
 
   // Drops strategies in which a plain 0-d tensor is a term or a piece: it is the same on every rank.

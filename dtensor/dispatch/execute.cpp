@@ -208,17 +208,18 @@ class Execution {
     // A local kernel draws from the key itself.
     if (draw_key_ && decision_.kernel == nullptr) draw.emplace(mesh_.device(), *draw_key_);
     const BelowAutograd below;
-    if (!decision_.ranks_differ && decision_.kernel == nullptr) {
-      call_.op.callBoxed(call_.stack);
-      return;
-    }
-    mesh_.world().guard(call_.traits.name, [this] {
+    const auto run = [this] {
       if (decision_.kernel != nullptr) {
         run_kernel();
       } else {
         call_.op.callBoxed(call_.stack);
       }
-    });
+    };
+    if (decision_.ranks_differ) {
+      mesh_.world().guard(call_.traits.name, run);
+    } else {
+      run();
+    }
   }
 
   // Runs the local kernel on a stack of its own.

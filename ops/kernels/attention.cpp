@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -21,6 +22,8 @@
 #include <ATen/ops/scaled_dot_product_attention_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include "tessera/dtensor/core/memory_order.h"
@@ -121,6 +124,7 @@ bool fits_pieces(const Operands& in, bool grouped) {
     if (t->scalar_type() != in.query.scalar_type() || placements_of(*t) != placements_of(in.query)) return false;
     if (t->size(0) != in.query.size(0)) return false;
   }
+  if (!at::isFloatingType(in.query.scalar_type())) return false;
   if (in.key.size(1) != in.value.size(1) || (!grouped && in.key.size(1) != in.query.size(1))) return false;
   if (in.masked() && !mask_is_valid(in)) return false;
   const Placements& placements = placements_of(in.query);
@@ -205,8 +209,7 @@ at::Tensor on_pieces(const Operands& in, const Compute& compute) {
 // Returns whether attention with dropout runs on the pieces in blocks. Blocks have no formula for a mask's gradient nor
 // for derivatives forward, and a probability of 1, or a tensor without elements, draws nothing.
 bool fits_blocks(const Operands& in, double dropout, bool grouped) {
-  if (!(dropout > 0 && dropout < 1) || !fits_pieces(in, grouped) || !at::isFloatingType(in.query.scalar_type()))
-    return false;
+  if (!(dropout > 0 && dropout < 1) || !fits_pieces(in, grouped)) return false;
   if (in.query.numel() == 0 || in.key.numel() == 0 || in.value.numel() == 0) return false;
   return !any_tangent(in) && !(in.masked() && records(*in.mask));
 }
@@ -304,8 +307,24 @@ at::Tensor attention_of(const Operands& in, double dropout, bool causal, std::op
                                                                      grouped);
 }
 
+// Throws what LibTorch throws before it picks a kernel.
+void check_arguments(const at::Tensor& query, const Optional& mask, double dropout) {
+  if (!(dropout >= 0 && dropout <= 1)) {
+    throw std::invalid_argument(
+        fmt::format("scaled_dot_product_attention: dropout_p is {}; give a probability from 0 to 1", dropout));
+  }
+  if (!mask || !mask->defined()) return;
+  const at::ScalarType type = mask->scalar_type();
+  if (type == at::kBool || type == at::kFloat || type == query.scalar_type()) return;
+  throw std::invalid_argument(fmt::format(
+      "scaled_dot_product_attention: the mask is of {}, the query of {}; give a mask of bool, of float or of "
+      "the query's dtype",
+      c10::toString(type), c10::toString(query.scalar_type())));
+}
+
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Optional& mask,
                      double dropout, bool causal, std::optional<double> scale, bool grouped) {
+  check_arguments(query, mask, dropout);
   Optional cut_key, cut_value, cut_mask;
   const bool masked = mask && mask->defined();
   const auto spec = [](const at::Tensor& t) { return is_dtensor(t) ? detail::meta(t).spec.get() : nullptr; };
@@ -332,6 +351,16 @@ std::tuple<at::Tensor, at::Tensor> native_attention(const at::Tensor& query, con
                                                     const at::Tensor& out_weight, const at::Tensor& out_bias,
                                                     const Optional& mask, bool need_weights, bool average,
                                                     std::optional<int64_t> mask_type) {
+  const bool masked = mask && mask->defined();
+  if (query.sizes() != key.sizes() || key.sizes() != value.sizes()) {
+    throw std::invalid_argument(
+        fmt::format("_native_multi_head_attention: query [{}], key [{}], value [{}]; give three tensors of one shape",
+                    fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", "), fmt::join(value.sizes(), ", ")));
+  }
+  if (masked && !mask_type) {
+    throw std::invalid_argument(
+        "_native_multi_head_attention: a mask without mask_type; give 0 for a mask of positions, 1 for one of keys");
+  }
   const std::vector<at::Tensor> weights = in_weight.chunk(3), biases = in_bias.chunk(3);
   const int64_t head_dim = embed_dim / heads;
   const auto project = [&](const at::Tensor& x, std::size_t i) {
@@ -339,7 +368,7 @@ std::tuple<at::Tensor, at::Tensor> native_attention(const at::Tensor& query, con
   };
   const at::Tensor q = project(query, 0), k = project(key, 1), v = project(value, 2);
   at::Tensor scores = q.matmul(k.transpose(-2, -1)).div(std::sqrt(static_cast<double>(head_dim)));
-  if (mask && mask->defined()) {
+  if (masked) {
     const at::Tensor hidden = mask_type == 1 ? mask->unsqueeze(1).unsqueeze(1) : *mask;
     scores = scores.masked_fill(hidden.to(at::kBool), -std::numeric_limits<double>::infinity());
   }

@@ -2,7 +2,10 @@
 // They consist of in operators on DTensors; pending statistics are reduced over the mesh dimensions that cut the batch
 // or the spatial dimensions.
 
+#include <optional>
 #include <stdexcept>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
@@ -15,6 +18,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include "tessera/dtensor/core/modes.h"
@@ -105,6 +109,38 @@ void update(const at::Tensor& running, const at::Tensor& batch, double momentum)
   }
 }
 
+// Throws where LibTorch does, or would read memory that is not there: a tensor of channels has one element per
+// channel, and the running statistics are there unless the batch's are used.
+void check_channels(const at::Tensor& input, const std::optional<at::Tensor>& weight,
+                    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
+                    const std::optional<at::Tensor>& running_var, bool training) {
+  const std::pair<const char*, const std::optional<at::Tensor>&> given[] = {
+      {"weight", weight}, {"bias", bias}, {"running_mean", running_mean}, {"running_var", running_var}};
+  const at::ScalarType type = input.scalar_type();
+  if (!at::isFloatingType(type)) {
+    throw std::invalid_argument(
+        fmt::format("batch_norm: the input is of {}; give a floating dtype", c10::toString(type)));
+  }
+  const bool half = type == at::kHalf || type == at::kBFloat16;
+  for (const auto& [name, t] : given) {
+    const bool is_there = t && t->defined();
+    if (is_there && t->scalar_type() != type && !(half && t->scalar_type() == at::kFloat)) {
+      throw std::invalid_argument(fmt::format("batch_norm: {} is of {}, the input of {}; give one dtype{}", name,
+                                              c10::toString(t->scalar_type()), c10::toString(type),
+                                              half ? ", or Float beside the input" : ""));
+    }
+    if (is_there && t->numel() != input.size(1)) {
+      throw std::invalid_argument(
+          fmt::format("batch_norm: {} has {} elements; the input, of sizes [{}], has {} channels", name, t->numel(),
+                      fmt::join(input.sizes(), ", "), input.size(1)));
+    }
+    if (!is_there && !training && std::string_view(name).starts_with("running")) {
+      throw std::invalid_argument(
+          fmt::format("batch_norm: {} is not defined; give it, or normalize by the batch (training)", name));
+    }
+  }
+}
+
 // (input, weight, bias, running mean, running variance, training, momentum, eps) -> (result, mean, inverse deviation)
 bool forward(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
@@ -113,6 +149,7 @@ bool forward(const c10::OperatorHandle& op, Stack& stack) {
   if (argument(op, "out") >= 0 || !args.any_spread() || !args["training"].toBool() || input.dim() < 2 ||
       input.numel() == 0)
     return false;
+  check_channels(input, args.tensor("weight"), args.tensor("bias"), running_mean, args.tensor("running_var"), true);
   const Batch batch = read_batch(input);
   const at::Tensor mean = reduced(at::mean(batch.x, batch.dims));
   const at::Tensor centered = batch.x - batch.over(mean);
@@ -177,6 +214,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> choose(
     const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
     const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, bool training,
     double momentum, double eps, bool /*cudnn_enabled*/) {
+  check_channels(input, weight, bias, running_mean, running_var, training);
   auto [out, mean, scale] =
       at::native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps);
   return {out, mean, scale, at::empty({0}, at::TensorOptions(at::kByte).device(input.device())), 0};
@@ -236,6 +274,8 @@ bool without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
   if (!has_out && !args.any_spread()) return false;
   const at::Tensor input = args.tensor("input");
   const bool training = op.schema().name() == "aten::_batch_norm_with_update";
+  check_channels(input, args.tensor("weight"), args.tensor("bias"), args.tensor("running_mean"),
+                 args.tensor("running_var"), training);
   if (has_out && training) {  // before the running statistics are written
     const std::vector<int64_t> channels = {input.size(1)};
     Outs(op, stack).check(input, {input.sizes().vec(), channels, channels, {0}});

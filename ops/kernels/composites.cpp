@@ -123,6 +123,11 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel, at::IntArr
 }
 
 std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& indices_or_sections, int64_t dim) {
+  if (indices_or_sections.dim() > 1 || indices_or_sections.scalar_type() != at::kLong) {
+    throw std::invalid_argument(
+        fmt::format("tensor_split: tensor_indices_or_sections has {} dimensions of {}; give a number or a list of Long",
+                    indices_or_sections.dim(), c10::toString(indices_or_sections.scalar_type())));
+  }
   const std::vector<int64_t> given = read_numbers(indices_or_sections);
   if (indices_or_sections.dim() == 0) return at::tensor_split(self, given.at(0), dim);
   return at::tensor_split(self, given, dim);
@@ -149,10 +154,12 @@ at::Tensor ctc_loss_of_numbers(const at::Tensor& log_probs, const at::Tensor& ta
   const auto plain = [](const at::Tensor& t) { return t.dim() > 0 && !is_dtensor(t); };
   const ImplicitReplication own((!plain(log_probs) && !plain(targets)) || ImplicitReplication::enabled());
   const at::Tensor classes = is_dtensor(targets) ? targets.to(at::kLong) : targets.to(log_probs.device(), at::kLong);
-  at::Tensor loss = std::get<0>(at::_ctc_loss(log_probs, classes, input_lengths, target_lengths, blank, zero_infinity));
+  const bool is_batch = log_probs.dim() == 3;
+  at::Tensor loss = std::get<0>(at::_ctc_loss(is_batch ? log_probs : log_probs.unsqueeze(1), classes, input_lengths,
+                                              target_lengths, blank, zero_infinity));
   if (zero_infinity) loss = loss.masked_fill(loss.isinf(), 0);
   if (reduction == at::Reduction::Sum) return loss.sum();
-  if (reduction != at::Reduction::Mean) return loss;
+  if (reduction != at::Reduction::Mean) return is_batch ? loss : loss.squeeze(0);
   return (loss / at::tensor(target_lengths, loss.options()).clamp_min(1)).mean();
 }
 

@@ -41,6 +41,16 @@ bool may_join(const at::Tensor& t, const at::Tensor& logits) {
   return is_dtensor(t) ? mesh_of(t) == mesh_of(logits) : ImplicitReplication::enabled();
 }
 
+// Says whether the target has dtypes that LibTorch takes, and the weights one that does beside these logits, or would
+// under autocast.
+bool takes_types(const Call& call) {
+  const at::ScalarType target = call.target.scalar_type();
+  if (target != at::kLong && !(target == at::kByte && call.logits.dim() <= 2)) return false;
+  if (!call.weighted()) return true;
+  const at::ScalarType type = call.logits.scalar_type(), weight = call.weight->scalar_type();
+  return weight == type || (weight == at::kFloat && c10::isReducedFloatingType(type));
+}
+
 // Returns the mesh dimension that cuts the classes, if the sharded kernel takes the call: this mesh dimension alone
 // cuts them, by torch.chunk's rule, and the others leave each rank whole rows. Calls that LibTorch would refuse are
 // left to it.
@@ -51,8 +61,7 @@ std::optional<int64_t> classes_dim(const Call& call) {
   if (detail::has_tangent(call.logits) || (call.weighted() && detail::has_tangent(*call.weight))) return {};
   // Nor has it one for the gradient of the weights.
   if (call.weighted() && call.weight->requires_grad() && at::GradMode::is_enabled()) return {};
-  if (!at::isIntegralType(call.target.scalar_type(), /*includeBool=*/false) || !may_join(call.target, call.logits))
-    return {};
+  if (!takes_types(call) || !may_join(call.target, call.logits)) return {};
   if (call.weighted() && !may_join(*call.weight, call.logits)) return {};
   if (!(call.label_smoothing >= 0 && call.label_smoothing <= 1)) return {};
   std::vector<int64_t> sizes = call.logits.sizes().vec();

@@ -167,11 +167,13 @@ at::Tensor norm_of(const at::Tensor& x, double p, const std::vector<int64_t>& di
   return at::pow(sum(at::pow(magnitude, p)), 1 / p);
 }
 
-// Before any communication, throws what LibTorch throws for the norm of integers, or in a dtype that cannot hold the
-// values.
-void check_norm_types(at::ScalarType type, const std::optional<at::ScalarType>& dtype) {
-  if (at::isFloatingType(type) && dtype.value_or(type) == type) return;
-  at::linalg_vector_norm(at::empty({1}, at::TensorOptions(type).device(at::kMeta)), 2, std::nullopt, false, dtype);
+// Before any communication, throws what LibTorch throws for the norm of integers, in a dtype that cannot hold the
+// values, or of no elements where such a norm has no value.
+void check_norm(const at::Tensor& x, const at::Scalar& p, const std::vector<int64_t>& dims,
+                const std::optional<at::ScalarType>& dtype) {
+  const at::ScalarType type = x.scalar_type();
+  if (at::isFloatingType(type) && dtype.value_or(type) == type && x.numel() > 0) return;
+  at::linalg_vector_norm(at::empty(x.sizes(), at::TensorOptions(type).device(at::kMeta)), p, dims, false, dtype);
 }
 
 // Handles norm.* and linalg_vector_norm.
@@ -183,21 +185,21 @@ bool norm(const c10::OperatorHandle& op, Stack& stack) {
   const int dim_at = argument(op, "dim");
   const int keep_at = argument(op, "keepdim");
   const int dtype_at = argument(op, "dtype");
-  const at::IValue& p = args[static_cast<std::size_t>(p_at)];
+  const at::IValue& given_p = args[static_cast<std::size_t>(p_at)];
+  const at::Scalar p = given_p.isNone() ? at::Scalar(2.0) : given_p.toScalar();
   std::vector<int64_t> dims;
   if (dim_at >= 0 && args[static_cast<std::size_t>(dim_at)].isIntList()) {
     dims = args[static_cast<std::size_t>(dim_at)].toIntVector();
   }
   const auto dtype =
       dtype_at >= 0 ? args[static_cast<std::size_t>(dtype_at)].toOptional<at::ScalarType>() : std::nullopt;
-  check_norm_types(x.scalar_type(), dtype);
+  check_norm(x, p, dims, dtype);
   if (dtype) x = x.to(*dtype);
   const bool keepdim = keep_at >= 0 && args[static_cast<std::size_t>(keep_at)].toBool();
   // Squares and sums of half types overflow where their norms do not.
   const at::ScalarType type = x.scalar_type();
   const bool half = type == at::kHalf || type == at::kBFloat16;
-  const at::Tensor result =
-      norm_of(half ? x.to(at::kFloat) : x, p.isNone() ? 2.0 : p.toScalar().toDouble(), dims, keepdim);
+  const at::Tensor result = norm_of(half ? x.to(at::kFloat) : x, p.toDouble(), dims, keepdim);
   give(op, stack, half ? result.to(type) : result);
   return true;
 }

@@ -25,6 +25,13 @@ namespace {
 using Numbers = std::vector<int64_t>;
 using Two = std::tuple<at::Tensor, at::Tensor>;
 
+// LibTorch takes no other numbers.
+void check_whole_numbers(const char* op, const char* name, const at::Tensor& numbers) {
+  if (numbers.dim() == 1 && numbers.scalar_type() == at::kLong) return;
+  throw std::invalid_argument(fmt::format("{}: {} is a tensor of {} dimensions of {}; give one dimension of Long", op,
+                                          name, numbers.dim(), c10::toString(numbers.scalar_type())));
+}
+
 void check_lengths(const Numbers& lengths, const at::Tensor& steps) {
   const bool fit = !lengths.empty() && static_cast<int64_t>(lengths.size()) == steps.size(1) && lengths.back() > 0 &&
                    lengths.front() <= steps.size(0) && std::is_sorted(lengths.rbegin(), lengths.rend());
@@ -42,6 +49,7 @@ Two pack(const at::Tensor& input, const at::Tensor& lengths, bool batch_first) {
         fmt::format("_pack_padded_sequence: an input of {} dimensions; give steps and sequences", input.dim()));
   }
   const at::Tensor steps = batch_first ? input.transpose(0, 1) : input;
+  check_whole_numbers("_pack_padded_sequence", "lengths", lengths);
   const Numbers each = read_numbers(lengths);
   check_lengths(each, steps);
   std::vector<at::Tensor> parts;
@@ -66,12 +74,19 @@ Numbers longer(const at::Tensor& t, int64_t dim, int64_t by) {
 
 Two unpack(const at::Tensor& data, const at::Tensor& batch_sizes, bool batch_first, const at::Scalar& value,
            int64_t total) {
+  check_whole_numbers("_pad_packed_sequence", "batch_sizes", batch_sizes);
   const Numbers left = read_numbers(batch_sizes);
   const auto longest = static_cast<int64_t>(left.size());
   if (left.empty() || (total > 0 && total < longest)) {
     throw std::invalid_argument(fmt::format(
         "_pad_packed_sequence: {} steps, and total_length {}; give at least one step, and a total_length of no fewer",
         longest, total));
+  }
+  if (!std::is_sorted(left.rbegin(), left.rend()) || left.back() < 0) {
+    throw std::invalid_argument(
+        fmt::format("_pad_packed_sequence: batch_sizes [{}]; give how many sequences have each step: no more than have "
+                    "the one before",
+                    fmt::join(left, ", ")));
   }
   std::vector<at::Tensor> parts;
   Numbers lengths(static_cast<std::size_t>(left.front()), 0);

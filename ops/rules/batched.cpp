@@ -61,6 +61,8 @@ Results number(const OpCall& call) {
 
 // The result has one number per item if nothing is reduced, and a single number otherwise.
 Results per_item(const OpCall& call) {
+  const bool weighs = call.has_arg("weight") && call.inputs.back().defined;
+  if (weighs && call.inputs.back().sizes != Sizes{call.inputs.at(0).sizes.back()}) return {};
   if (call.arg("reduction").toInt() != 0) return {{.sizes = {}, .dtype = call.inputs.at(0).dtype}};
   const Sizes& sizes = call.inputs.at(0).sizes;
   return {{.sizes = Sizes(sizes.begin(), sizes.end() - 1), .dtype = call.inputs[0].dtype}};
@@ -73,7 +75,13 @@ Results labelled(const OpCall& call) {
 }
 
 Results of_output_size(const OpCall& call) {
-  return {resized(call.inputs.at(0), call.arg("output_size").toIntVector())};
+  const Sizes sizes = call.arg("output_size").toIntVector();
+  if (sizes.size() > call.inputs.at(0).sizes.size()) return {};
+  return {resized(call.inputs[0], sizes)};
+}
+
+Results unpooled(const OpCall& call) {
+  return call.inputs.at(1).sizes == call.inputs.at(0).sizes ? of_output_size(call) : Results();
 }
 
 // The result is a batch of matrices; the batch sizes of inputs 0 and 1 broadcast.
@@ -96,11 +104,15 @@ Results distances(const OpCall& call) {
   return matrices(call, call.inputs.at(0).sizes.end()[-2], call.inputs.at(1).sizes.end()[-2]);
 }
 Results solved(const OpCall& call) {
+  const bool left = call.arg("left").toBool();
+  const Sizes &matrix = call.inputs.at(0).sizes, &right = call.inputs.at(1).sizes;
+  if (matrix.back() != right.end()[left ? -2 : -1]) return {};
   return matrices(call, call.inputs.at(1).sizes.end()[-2], call.inputs.at(1).sizes.end()[-1]);
 }
 
 Results sampled(const OpCall& call) {
   const Sizes& grid = call.inputs.at(1).sizes;
+  if (grid.back() + 2 != call.inputs.at(0).ndim()) return {};
   return {resized(call.inputs.at(0), Sizes(grid.begin() + 1, grid.end() - 1))};
 }
 
@@ -110,6 +122,7 @@ Results sampled_backward(const OpCall& call) { return asked_for(call, like<1, 2>
 Results padded(const OpCall& call) {
   TensorInfo out = call.inputs.at(0);
   const Sizes amounts = call.arg("padding").toIntVector();
+  if (amounts.size() > 2 * out.sizes.size()) return {};
   for (std::size_t i = 0; i < amounts.size(); ++i) out.sizes[out.sizes.size() - 1 - i / 2] += amounts[i];
   return {out};
 }
@@ -140,8 +153,10 @@ Results columns(const OpCall& call) {
 
 Results from_columns(const OpCall& call) {
   TensorInfo out = call.inputs.at(0);
+  const int64_t window = at_dim(call, "kernel_size", 0) * at_dim(call, "kernel_size", 1);
+  if (window <= 0) return {};
   out.sizes.pop_back();
-  out.sizes.back() /= at_dim(call, "kernel_size", 0) * at_dim(call, "kernel_size", 1);
+  out.sizes.back() /= window;
   const Sizes inner = call.arg("output_size").toIntVector();
   out.sizes.insert(out.sizes.end(), inner.begin(), inner.end());
   return {out};
@@ -197,8 +212,8 @@ constexpr SignatureEntry kDense[] = {
     {"fractional_max_pool3d", "*---, *- -> *---, *---"},
     {"fractional_max_pool2d_backward", "*--, *--, *-- -> *--", Passes::kLinear, "", like<1>},
     {"fractional_max_pool3d_backward", "*---, *---, *--- -> *---", Passes::kLinear, "", like<1>},
-    {"max_unpool2d", "*--, *-- -> *--", kNone, "", of_output_size},
-    {"max_unpool3d", "*---, *--- -> *---", kNone, "", of_output_size},
+    {"max_unpool2d", "*--, *-- -> *--", kNone, "", unpooled},
+    {"max_unpool3d", "*---, *--- -> *---", kNone, "", unpooled},
     // These pad with elements of the tensor itself.
     {"reflection_pad1d", "*- -> *-", Passes::kMovement},
     {"reflection_pad2d", "*-- -> *--", Passes::kMovement, "", padded},

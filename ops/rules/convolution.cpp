@@ -67,6 +67,16 @@ Halos halos_of(const OpCall& call, const Convolution& conv, const Sizes& result)
   return out;
 }
 
+// Says whether the output_padding is below stride or dilation, without which LibTorch refuses it. On a cut dimension
+// our kernel makes the padding, and LibTorch does not see it.
+bool pads_output_in_steps(const OpCall& call, const Convolution& conv) {
+  for (std::size_t d = 0; conv.transposed && d + 2 < conv.input.size(); ++d) {
+    const int64_t most = std::max(at_dim(call.arg("stride"), d), at_dim(call.arg("dilation"), d));
+    if (at_dim(call.arg("output_padding"), d) >= most) return false;
+  }
+  return true;
+}
+
 // Returns whether pieces of `channels` channels, which are dimension 1 under `placements`, consist of whole groups.
 bool whole_groups(int64_t channels, int64_t groups, const Placements& placements, std::span<const int64_t> mesh_shape) {
   Placements of_channels(placements.size(), Replicate());
@@ -100,6 +110,7 @@ void keep_pieces(OpRule& rule, const Convolution& conv, std::size_t given, std::
 // term too, so that it is added once.
 OpRule convolution(const OpCall& call) {
   const Convolution conv(call, 0, 1);
+  if (!pads_output_in_steps(call, conv)) return no_rule();
   const bool has_bias = call.inputs.at(2).defined;
   OpRule rule{.strategies = shard_factors({conv.given(), conv.kernels(), conv.channels()}, {conv.gives()})};
   for (Strategy& strategy : rule.strategies) {

@@ -190,6 +190,8 @@ std::optional<Indexed> read_indices(const OpCall& call, std::size_t count) {
                                       call.inputs.begin() + 1 + static_cast<std::ptrdiff_t>(count));
   if (given.size() > self.sizes.size() || std::any_of(given.begin(), given.end(), is_mask)) return std::nullopt;
   const Sizes places = broadcast_sizes(given);
+  if (!std::ranges::all_of(given, [&](const TensorInfo& info) { return broadcasts(info, places); }))
+    return std::nullopt;
   const Labels factors = letters(places.size(), 'A');
   const Labels all = labels_of(self);
   Indexed out{.inputs = {all}, .sizes = {}, .chosen = {}};
@@ -240,7 +242,7 @@ OpRule index_put(const OpCall& call) {
   auto labels = read_mask(call, values - 1);
   const bool by_mask = labels.has_value();
   if (!by_mask) labels = read_indices(call, values - 1);
-  if (!labels) return no_rule();
+  if (!labels || (!by_mask && !broadcasts(call.inputs[values], labels->sizes))) return no_rule();
   labels->inputs.push_back(broadcast_labels(call.inputs[values].sizes, labels->sizes, labels->chosen));
   const Labels self = labels->inputs[0];
   const bool adds = !by_mask && call.arg("accumulate").toBool() && adds_exactly(call, call.inputs[values]);

@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include <ATen/ExpandUtils.h>
+
 namespace tessera::rules {
 
 Labels broadcast_labels(const std::vector<int64_t>& sizes, const std::vector<int64_t>& whole, const Labels& labels) {
@@ -29,6 +31,10 @@ std::vector<int64_t> broadcast_sizes(const std::vector<TensorInfo>& inputs) {
     }
   }
   return out;
+}
+
+bool broadcasts(const TensorInfo& input, const std::vector<int64_t>& whole) {
+  return !input.defined || at::is_expandable_to(input.sizes, whole);
 }
 
 Labels with_whole(Labels labels, std::span<const int64_t> dims) {

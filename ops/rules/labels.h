@@ -17,6 +17,10 @@ Labels broadcast_labels(const std::vector<int64_t>& sizes, const std::vector<int
 // Returns the sizes to which the inputs broadcast. Undefined inputs are ignored.
 std::vector<int64_t> broadcast_sizes(const std::vector<TensorInfo>& inputs);
 
+// Returns whether a tensor of `sizes` broadcasts to `whole`; an undefined one does. LibTorch refuses one that does not,
+// but only where its kernel sees whole tensors: a dimension of size 5 fits a piece of one of size 10.
+bool broadcasts(const TensorInfo& input, const std::vector<int64_t>& whole);
+
 // Returns the labels with '-' at `dims`. Dimensions out of range are ignored, so that dim 0 is allowed for a tensor of
 // no dimensions.
 Labels with_whole(Labels labels, std::span<const int64_t> dims);

@@ -15,6 +15,16 @@ OpRule product(const std::vector<Labels>& inputs, const Labels& output) {
   return rule;
 }
 
+// Says whether two inputs that are multiplied, the first of which is `first`, have one dtype. LibTorch's kernels refuse
+// others, but not for a piece without elements.
+bool alike(const OpCall& call, std::size_t first = 0) {
+  return call.inputs.at(first).dtype == call.inputs.at(first + 1).dtype;
+}
+
+OpRule product_of_two(const OpCall& call, const std::vector<Labels>& inputs, const Labels& output) {
+  return alike(call) ? product(inputs, output) : no_rule();
+}
+
 // Where a product is a term of a sum, its bias must be a term too, so that it is added once.
 void with_bias_term(OpRule& rule, std::size_t bias) {
   for (Strategy& strategy : rule.strategies) {
@@ -25,6 +35,7 @@ void with_bias_term(OpRule& rule, std::size_t bias) {
 // Computes bias + a b.
 OpRule plus_product(const OpCall& call, const std::vector<Labels>& operands, const std::vector<int64_t>& sizes,
                     const Labels& output) {
+  if (!broadcasts(call.inputs.at(0), sizes) || !alike(call, 1)) return no_rule();
   std::vector<Labels> inputs = operands;
   inputs.insert(inputs.begin(), broadcast_labels(call.inputs.at(0).sizes, sizes, output));
   OpRule rule{.strategies = shard_factors(inputs, {output})};
@@ -37,11 +48,12 @@ OpRule plus_product(const OpCall& call, const std::vector<Labels>& operands, con
 
 int64_t size(const OpCall& call, std::size_t input, std::size_t dim) { return call.inputs.at(input).sizes.at(dim); }
 
-OpRule mm(const OpCall&) { return product({"mk", "kn"}, "mn"); }
-OpRule bmm(const OpCall&) { return product({"bmk", "bkn"}, "bmn"); }
-OpRule mv(const OpCall&) { return product({"mk", "k"}, "m"); }
+OpRule mm(const OpCall& call) { return product_of_two(call, {"mk", "kn"}, "mn"); }
+OpRule bmm(const OpCall& call) { return product_of_two(call, {"bmk", "bkn"}, "bmn"); }
+OpRule mv(const OpCall& call) { return product_of_two(call, {"mk", "k"}, "m"); }
 // LibTorch determines the result's sizes only by running the operator.
 OpRule dot(const OpCall& call) {
+  if (!alike(call)) return no_rule();
   OpRule rule = product({"k", "k"}, "");
   rule.outputs = {{.sizes = {}, .dtype = call.inputs.at(0).dtype}};
   return rule;
@@ -80,7 +92,9 @@ OpRule int_mm(const OpCall& call) {
 
 // The inputs are (bias, a, b). Nothing may be pending, since an activation follows.
 OpRule activated(const OpCall& call) {
-  const Labels bias = broadcast_labels(call.inputs.at(0).sizes, {size(call, 1, 0), size(call, 2, 1)}, "mn");
+  const std::vector<int64_t> sizes = {size(call, 1, 0), size(call, 2, 1)};
+  if (!broadcasts(call.inputs.at(0), sizes)) return no_rule();
+  const Labels bias = broadcast_labels(call.inputs[0].sizes, sizes, "mn");
   return {.strategies = shard_factors({bias, "mk", "kn"}, {"mn"}, ReduceOp::kSum, "k")};
 }
 
@@ -134,11 +148,12 @@ Labels leading(const OpCall& call, std::size_t last) { return letters(call.input
 // (..., k)(k, n) -> (..., n)
 OpRule dense(const OpCall& call) {
   const Labels rows = leading(call, 1);
-  return product({rows + 'K', "KN"}, rows + 'N');
+  return product_of_two(call, {rows + 'K', "KN"}, rows + 'N');
 }
 
 // (..., k)(k, n) + (n) -> (..., n)
 OpRule dense_bias(const OpCall& call) {
+  if (!alike(call)) return no_rule();
   const Labels rows = leading(call, 1);
   OpRule rule{.strategies = shard_factors({rows + 'K', "KN", "N"}, {rows + 'N'})};
   with_bias_term(rule, 2);
@@ -149,13 +164,13 @@ OpRule dense_bias(const OpCall& call) {
 // (..., k)(..., n) -> (k, n): the gradient of dense's weight, summed over the leading dimensions.
 OpRule dense_wgrad(const OpCall& call) {
   const Labels rows = leading(call, 1);
-  return product({rows + 'K', rows + 'N'}, "KN");
+  return product_of_two(call, {rows + 'K', rows + 'N'}, "KN");
 }
 
 // (B..., m, k)(B..., k, n) -> (B..., m, n)
 OpRule batched_matmul(const OpCall& call) {
   const Labels batch = leading(call, 2);
-  return product({batch + "MK", batch + "KN"}, batch + "MN");
+  return product_of_two(call, {batch + "MK", batch + "KN"}, batch + "MN");
 }
 
 // Multiplies three tensors, each expanded in the dimensions that its argument names, and sums over some dimensions.

@@ -85,9 +85,17 @@ NllLabels nll_labels(const TensorInfo& self) {
   return {.self = "N-" + rest, .target = 'N' + rest};
 }
 
+// Says whether LibTorch's kernels take the dtypes of (self, target, weight). For a piece without elements they do not
+// ask.
+bool takes_types(const TensorInfo& self, const TensorInfo& target, const TensorInfo& weight) {
+  const bool classes = target.dtype == at::kLong || (target.dtype == at::kByte && self.ndim() <= 2);
+  return classes && (!weight.defined || weight.dtype == self.dtype);
+}
+
 // Maps (self, target, weight) to (loss, total weight). A mean is divided by the total weight of all pieces.
 OpRule nll_forward(const OpCall& call) {
   const auto [self, target] = nll_labels(call.inputs.at(0));
+  if (!takes_types(call.inputs[0], call.inputs.at(1), call.inputs.at(2))) return no_rule();
   const int64_t reduction = call.arg("reduction").toInt();
   OpRule rule{.strategies = shard_factors({self, target, "-"}, {reduction == kNone ? target : Labels(), ""})};
   for (Strategy& strategy : rule.strategies) {
@@ -127,6 +135,7 @@ AttentionLabels attention_labels(const OpCall& call, const TensorInfo& query, co
   Labels labels = call.arg("is_causal").toBool() ? "bh--" : "bhq-";
   if (query.sizes[1] != key.sizes[1]) labels[1] = '-';
   const std::vector<int64_t> scores = {query.sizes[0], query.sizes[1], query.sizes[2], key.sizes[2]};
+  if (!broadcasts(mask, scores)) labels = "----";  // LibTorch refuses the mask
   const Labels mask_labels = mask.defined ? broadcast_labels(mask.sizes, scores, labels) : Labels();
   return {.query = labels, .key = labels.substr(0, 2) + "--", .mask = mask_labels};
 }
@@ -139,6 +148,8 @@ at::ScalarType logsumexp_type(at::ScalarType type) {
 // (query, key, value, mask) -> (result, logsumexp)
 OpRule attention(const OpCall& call) {
   const TensorInfo& query = call.inputs.at(0);
+  if (!at::isFloatingType(query.dtype))
+    return no_rule();  // the kernel refuses it, but not for a piece without elements
   const auto [q, k, mask] = attention_labels(call, query, call.inputs.at(1), call.inputs.at(3));
   OpRule rule{.strategies = shard_factors({q, k, k, mask}, {q, q.substr(0, 3)})};
   std::vector<int64_t> sizes = query.sizes;

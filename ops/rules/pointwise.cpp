@@ -7,21 +7,28 @@
 namespace tessera::rules {
 namespace {
 
+bool writes_first(const OpCall& call) {
+  const auto* const alias = call.schema.arguments().at(0).alias_info();
+  return alias != nullptr && alias->isWrite();
+}
+
+// Returns the sizes to which the inputs broadcast: those of a tensor that is written do not change.
+std::vector<int64_t> sizes_of_elements(const OpCall& call) {
+  if (!call.outputs.empty()) return call.outputs[0].sizes;
+  return writes_first(call) ? call.inputs.at(0).sizes : broadcast_sizes(call.inputs);
+}
+
 std::vector<Strategy> elementwise(const OpCall& call) {
-  const auto sizes = call.outputs.empty() ? broadcast_sizes(call.inputs) : call.outputs[0].sizes;
+  const auto sizes = sizes_of_elements(call);
   // Some backends return an output of another size, such as a buffer that they do not need.
   for (const TensorInfo& output : call.outputs) {
     if (output.sizes != sizes) return {};
   }
+  if (!std::ranges::all_of(call.inputs, [&](const TensorInfo& input) { return broadcasts(input, sizes); })) return {};
   const Labels all = letters(sizes.size());
   std::vector<Labels> inputs;
   for (const TensorInfo& input : call.inputs) inputs.push_back(broadcast_labels(input.sizes, sizes, all));
   return shard_factors(inputs, std::vector<Labels>(num_outputs(call), all));
-}
-
-bool writes_first(const OpCall& call) {
-  const auto* const alias = call.schema.arguments().at(0).alias_info();
-  return alias != nullptr && alias->isWrite();
 }
 
 // Returns the floating dtype that all inputs share. Masks do not count, nor do 0-dimensional tensors beside others.
@@ -229,6 +236,8 @@ bool same_sizes(const OpCall& call, std::size_t first) {
 // The inputs are (self, target, ...). Pieces give terms of the sum, and of the mean by a kernel that uses the global
 // count. An input that is broadcast cannot be pending: its terms would be counted once per piece.
 OpRule loss(const OpCall& call) {
+  // LibTorch's kernel refuses it, but not for a piece without elements.
+  if (call.has_arg("delta") && !(call.arg("delta").toDouble() > 0)) return no_rule();
   if (reduction(call) == kNone) return plain(call);
   OpRule rule;
   const Labels all = letters(call.inputs.at(0).sizes.size());

@@ -55,7 +55,7 @@ class Reader {
       if (!call_.inputs[j].defined) continue;
       const auto rest = rest_of(inputs_[j], call_.inputs[j].sizes.size());
       if (!rest) return std::nullopt;
-      if (inputs_[j].starts_with('*')) take_leading(call_.inputs[j].sizes, *rest);
+      if (inputs_[j].starts_with('*') && !take_leading(call_.inputs[j].sizes, *rest)) return std::nullopt;
     }
     Signature out;
     for (std::size_t j = 0; j < inputs_.size(); ++j) out.inputs.push_back(labels(inputs_[j], call_.inputs[j]));
@@ -71,13 +71,15 @@ class Reader {
   }
 
  private:
-  // Broadcasts the leading sizes of all inputs.
-  void take_leading(const std::vector<int64_t>& sizes, std::size_t count) {
+  // Broadcasts the leading sizes of all inputs. Returns false if these do not broadcast with those before.
+  bool take_leading(const std::vector<int64_t>& sizes, std::size_t count) {
     if (leading_.size() < count) leading_.insert(leading_.begin(), count - leading_.size(), 1);
     for (std::size_t i = 0; i < count; ++i) {
       int64_t& known = leading_[leading_.size() - count + i];
+      if (known != 1 && sizes[i] != 1 && known != sizes[i]) return false;
       known = known == 1 ? sizes[i] : known;
     }
+    return true;
   }
 
   Labels labels(std::string_view word, const TensorInfo& tensor) const {

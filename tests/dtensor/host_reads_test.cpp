@@ -101,6 +101,25 @@ TESSERA_RANKS_TEST_CASE("ctc_loss takes lengths as DTensors, as plain tensors an
   }
 }
 
+TESSERA_RANKS_TEST_CASE("ctc_loss takes one sequence without a dimension for the batch", {1, 2, 3, 4}) {
+  const at::Tensor log_probs = sample({5, 4}).log_softmax(-1), targets = at::tensor({1, 3});
+  for (const int64_t reduction : {0, 1, 2}) {
+    const at::Tensor leaf = log_probs.clone().requires_grad_();
+    const at::Tensor want = at::ctc_loss(leaf, targets, {5}, {2}, 0, reduction);
+    (want * want).sum().backward();
+    for (const Placement& placement : {R, S0, Shard(1), Partial()}) {
+      CAPTURE(reduction);
+      CAPTURE(to_string(placement));
+      const at::Tensor d = spread(log_probs, line(), {placement}).requires_grad_();
+      const at::Tensor got = at::ctc_loss(d, spread(targets, line(), {R}), {5}, {2}, 0, reduction);
+      CHECK(got.sizes() == want.sizes());
+      CHECK(close(full_tensor(got.detach()), want.detach()));
+      (got * got).sum().backward();
+      CHECK(close(full_tensor(d.grad()), leaf.grad()));
+    }
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("ctc_loss refuses lengths that are no whole numbers, and plain targets among DTensors", {2}) {
   const Ctc c;
   const at::Tensor d = spread(c.log_probs, line(), {R});

@@ -1,6 +1,8 @@
 // Tests what is refused, by message: on every rank alike, before anything is sent. Ranks are those of fake worlds, one
 // after another.
 
+#include <filesystem>
+#include <functional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -16,6 +18,8 @@
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
+#include "tessera/dtensor/io/training_state.h"
+#include "tessera/dtensor/io/weights.h"
 #include "tessera/tests/placement/short_names.h"
 #include "tessera/tests/styles/fake_mesh.h"
 
@@ -302,6 +306,245 @@ TEST_CASE("what LibTorch refuses of the global shapes is refused on every rank, 
   refused({"out of range"}, [](const DeviceMesh& mesh) { ones(mesh, {S0}).select(0, 6); });
 }
 
+namespace {
+
+// Gives a tensor of one of a case's shapes and placements.
+using Make = std::function<at::Tensor(at::IntArrayRef shape, Placement placement, at::ScalarType dtype)>;
+
+struct Misfit {
+  const char* name;
+  std::function<void(const Make&)> run;
+};
+
+at::Tensor flags(const Make& make, at::IntArrayRef shape, Placement p) { return make(shape, p, at::kBool); }
+at::Tensor reals(const Make& make, at::IntArrayRef shape, Placement p) { return make(shape, p, at::kDouble); }
+at::Tensor whole_numbers(const Make& make, at::IntArrayRef shape, Placement p) { return make(shape, p, at::kLong); }
+
+// Lists calls for which LibTorch has no meta kernel that would check the sizes. On three ranks a dimension of size 6
+// has pieces of size 2, which fit what is replicated, and one of size 7 has pieces that fit those of size 6 on some
+// ranks.
+const std::vector<Misfit> kMisfits = {
+    {"where", [](const Make& m) { at::where(flags(m, {6}, S0), reals(m, {2}, R), reals(m, {6}, S0)); }},
+    {"logical_and", [](const Make& m) { at::logical_and(flags(m, {6}, S0), flags(m, {2}, R)); }},
+    {"logical_or", [](const Make& m) { at::logical_or(flags(m, {2}, R), flags(m, {6}, S0)); }},
+    {"logical_xor", [](const Make& m) { at::logical_xor(flags(m, {6}, S0), flags(m, {2}, R)); }},
+    {"logical_and of pieces", [](const Make& m) { at::logical_and(flags(m, {7}, S0), flags(m, {6}, S0)); }},
+    {"huber_loss", [](const Make& m) { at::huber_loss(reals(m, {6}, S0), reals(m, {2}, R), at::Reduction::None); }},
+    {"binary_cross_entropy",
+     [](const Make& m) { at::binary_cross_entropy(reals(m, {6}, S0), reals(m, {2}, R), {}, at::Reduction::None); }},
+    {"polar", [](const Make& m) { at::polar(reals(m, {6}, S0), reals(m, {2}, R)); }},
+    {"complex", [](const Make& m) { at::complex(reals(m, {2}, R), reals(m, {6}, S0)); }},
+    {"floor_divide", [](const Make& m) { at::floor_divide(reals(m, {6}, S0), reals(m, {2}, R)); }},
+    {"__lshift__", [](const Make& m) { at::__lshift__(whole_numbers(m, {6}, S0), whole_numbers(m, {2}, R)); }},
+    {"_prelu_kernel", [](const Make& m) { at::_prelu_kernel(reals(m, {6}, S0), reals(m, {2}, R)); }},
+    {"masked_fill_", [](const Make& m) { reals(m, {6}, S0).masked_fill_(flags(m, {2}, R), 5); }},
+    {"linalg_solve_triangular",
+     [](const Make& m) {
+       at::linalg_solve_triangular(reals(m, {6, 3, 3}, S0), reals(m, {2, 3, 2}, R), /*upper=*/true);
+     }},
+    {"searchsorted",
+     [](const Make& m) {
+       at::searchsorted(reals(m, {6, 3}, S0), reals(m, {2, 3}, R));
+     }},
+    {"index_put_",
+     [](const Make& m) {
+       reals(m, {4, 6}, Shard(1)).index_put_({whole_numbers(m, {1}, R)}, reals(m, {1, 2}, R));
+     }},
+    {"index_put_ by indices that do not broadcast",
+     [](const Make& m) {
+       reals(m, {4, 4}, R).index_put_({whole_numbers(m, {6}, S0), whole_numbers(m, {2}, R)}, reals(m, {6}, S0), true);
+     }},
+    {"index_copy_",
+     [](const Make& m) {
+       reals(m, {4, 6}, Shard(1)).index_copy_(0, whole_numbers(m, {2}, R), reals(m, {2, 7}, Shard(1)));
+     }},
+    {"dot", [](const Make& m) { at::dot(reals(m, {7}, S0), reals(m, {6}, S0)); }},
+    {"vdot", [](const Make& m) { at::vdot(reals(m, {6}, S0), reals(m, {7}, S0)); }},
+    {"addbmm",
+     [](const Make& m) {
+       at::addbmm(reals(m, {3, 3}, R), reals(m, {7, 3, 2}, S0), reals(m, {6, 2, 3}, S0));
+     }},
+    {"addbmm with a bias of another size",
+     [](const Make& m) {
+       at::addbmm(reals(m, {3, 2}, R), reals(m, {4, 3, 2}, R), reals(m, {4, 2, 6}, Shard(2)));
+     }},
+    {"multi_margin_loss",
+     [](const Make& m) {
+       at::multi_margin_loss(reals(m, {7, 3}, S0), whole_numbers(m, {6}, S0));
+     }},
+    {"multilabel_margin_loss",
+     [](const Make& m) {
+       at::multilabel_margin_loss(reals(m, {7, 3}, S0), whole_numbers(m, {6, 3}, S0));
+     }},
+    {"grid_sampler_2d",
+     [](const Make& m) {
+       at::grid_sampler_2d(reals(m, {7, 1, 4, 4}, S0), reals(m, {6, 2, 2, 2}, S0), 0, 0, false);
+     }},
+    {"nll_loss2d",
+     [](const Make& m) {
+       at::nll_loss2d(reals(m, {7, 3, 2, 2}, S0), whole_numbers(m, {6, 2, 2}, S0));
+     }},
+    {"attention with a mask of other sizes",
+     [](const Make& m) {
+       at::scaled_dot_product_attention(reals(m, {1, 2, 6, 4}, Shard(2)), reals(m, {1, 2, 6, 4}, R),
+                                        reals(m, {1, 2, 6, 4}, R), reals(m, {2, 6}, R));
+     }},
+    {"nll_loss2d of one class per item",
+     [](const Make& m) {
+       at::nll_loss2d(reals(m, {6, 3, 2, 2}, S0), whole_numbers(m, {6}, S0));
+     }},
+    {"mm of two dtypes, with a rank without elements",
+     [](const Make& m) {
+       at::mm(reals(m, {2, 3}, S0), m({3, 2}, R, at::kFloat));
+     }},
+    {"linear of two dtypes, with a bias",
+     [](const Make& m) {
+       at::linear(reals(m, {2, 3}, S0), m({2, 3}, R, at::kFloat), m({2}, R, at::kFloat));
+     }},
+    {"dot with a number", [](const Make& m) { at::dot(reals(m, {6}, S0), reals(m, {}, R)); }},
+    {"huber_loss by a delta of 0, with a rank without elements",
+     [](const Make& m) { at::huber_loss(reals(m, {2}, S0), reals(m, {2}, S0), at::Reduction::Mean, 0); }},
+    {"nll_loss2d of classes in int32",
+     [](const Make& m) {
+       at::nll_loss2d(reals(m, {2, 3, 2, 2}, S0), m({2, 2, 2}, S0, at::kInt));
+     }},
+    {"cross_entropy of classes in int32",
+     [](const Make& m) {
+       at::cross_entropy_loss(reals(m, {2, 3}, Shard(1)), m({2}, R, at::kInt));
+     }},
+    {"cross_entropy with weights of another dtype",
+     [](const Make& m) {
+       at::cross_entropy_loss(reals(m, {2, 3}, Shard(1)), whole_numbers(m, {2}, R), m({3}, R, at::kFloat));
+     }},
+    {"attention of whole numbers",
+     [](const Make& m) {
+       const at::Tensor x = whole_numbers(m, {2, 2, 6, 4}, S0);
+       at::scaled_dot_product_attention(x, x, x);
+     }},
+    {"logical_and_ that would have to grow its self",
+     [](const Make& m) {
+       flags(m, {1, 2}, Shard(1)).logical_and_(flags(m, {4, 2}, R));
+     }},
+    {"linalg_solve_triangular with other rows, with a rank without elements",
+     [](const Make& m) {
+       at::linalg_solve_triangular(reals(m, {2, 3, 3}, S0), reals(m, {2, 4, 2}, S0), /*upper=*/true);
+     }},
+    {"max_unpool2d with other indices",
+     [](const Make& m) {
+       at::max_unpool2d(reals(m, {2, 2, 2}, S0), whole_numbers(m, {2, 3, 3}, S0), {4, 4});
+     }},
+    {"grid_sampler_2d with a grid of three coordinates",
+     [](const Make& m) {
+       at::grid_sampler_2d(reals(m, {2, 1, 4, 4}, S0), reals(m, {2, 2, 2, 3}, S0), 0, 0, false);
+     }},
+    {"multi_margin_loss with other weights",
+     [](const Make& m) {
+       at::multi_margin_loss(reals(m, {2, 3}, S0), whole_numbers(m, {2}, S0), 1, 1, reals(m, {4}, R));
+     }},
+    {"fold with a kernel of size 0",
+     [](const Make& m) {
+       at::col2im(reals(m, {6, 8, 9}, S0), {4, 4}, {0, 2}, {1, 1}, {0, 0}, {1, 1});
+     }},
+    {"max_unpool2d to too many sizes",
+     [](const Make& m) {
+       at::max_unpool2d(reals(m, {6, 2, 2}, S0), whole_numbers(m, {6, 2, 2}, S0), {1, 1, 4, 4});
+     }},
+    {"reflection_pad2d by too many amounts",
+     [](const Make& m) {
+       at::reflection_pad2d(reals(m, {6, 4, 4}, S0), {1, 1, 1, 1, 1, 1, 1, 1});
+     }},
+    {"conv_transpose1d with too large an output_padding",
+     [](const Make& m) {
+       at::conv_transpose1d(reals(m, {1, 2, 60}, Shard(2)), reals(m, {2, 3, 3}, R), {}, 1, 0, /*output_padding=*/1);
+     }},
+    {"a norm of negative order over no elements",
+     [](const Make& m) {
+       at::linalg_vector_norm(reals(m, {6, 0}, S0), -1, at::IntArrayRef({1}));
+     }},
+    {"batch_norm in evaluation without statistics",
+     [](const Make& m) {
+       at::batch_norm(reals(m, {6, 3}, S0), {}, {}, {}, {}, false, 0.1, 1e-5, true);
+     }},
+    {"batch_norm with statistics of too few channels",
+     [](const Make& m) {
+       const at::Tensor one = reals(m, {1}, R);
+       at::batch_norm(reals(m, {6, 3}, S0), {}, {}, one, one, false, 0.1, 1e-5, true);
+     }},
+    {"batch_norm with a weight of too few channels",
+     [](const Make& m) {
+       at::batch_norm(reals(m, {6, 3}, S0), reals(m, {1}, R), {}, {}, {}, true, 0.1, 1e-5, true);
+     }},
+};
+
+std::string error_of(const Misfit& misfit, const Make& make) {
+  try {
+    misfit.run(make);
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    return text.substr(0, text.find('\n'));  // without LibTorch's stack
+  }
+  return "(nothing was thrown)";
+}
+
+}  // namespace
+
+TEST_CASE("sizes that LibTorch checks by its kernels alone are refused on every rank, by one error") {
+  for (const Misfit& misfit : kMisfits) {
+    const std::string name = misfit.name;
+    CAPTURE(name);
+    const std::string plain = error_of(misfit, [](at::IntArrayRef shape, const Placement&, at::ScalarType dtype) {
+      return at::zeros(shape, at::TensorOptions(dtype));
+    });
+    CHECK(plain != "(nothing was thrown)");
+    std::vector<std::string> texts;
+    for (int64_t rank = 0; rank < 3; ++rank) {
+      const DeviceMesh mesh = fake_mesh(rank, {3}, {"tp"});
+      texts.push_back(error_of(misfit, [&](at::IntArrayRef shape, const Placement& p, at::ScalarType dtype) {
+        return tessera::zeros(shape, mesh, {p}, dtype);
+      }));
+    }
+    CAPTURE(texts[0]);
+    CAPTURE(texts[1]);
+    CAPTURE(texts[2]);
+    CHECK(texts[0] != "(nothing was thrown)");
+    CHECK(texts[1] == texts[0]);
+    CHECK(texts[2] == texts[0]);
+  }
+}
+
+TEST_CASE("what LibTorch refuses, and our kernels could compute") {
+  refused({"_pad_packed_sequence: batch_sizes [1, 2]"}, [](const DeviceMesh& mesh) {
+    at::_pad_packed_sequence(ones(mesh, {S0}), at::tensor({1, 2}, at::kLong), false, 0, -1);
+  });
+  refused({"_pad_packed_sequence: batch_sizes is a tensor of 1 dimensions of Float"}, [](const DeviceMesh& mesh) {
+    at::_pad_packed_sequence(ones(mesh, {S0}), at::tensor({2.0F, 1.0F}), false, 0, -1);
+  });
+  refused({"_pack_padded_sequence: lengths is a tensor of 1 dimensions of Int"}, [](const DeviceMesh& mesh) {
+    at::_pack_padded_sequence(ones(mesh, {S0}, {6, 2, 3}), at::tensor({2, 1}, at::kInt), false);
+  });
+  refused({"tensor_split: tensor_indices_or_sections has 1 dimensions of Float"},
+          [](const DeviceMesh& mesh) { at::tensor_split(ones(mesh, {S0}), at::tensor({1.5F})); });
+  const auto vector = [](const DeviceMesh& mesh, at::ScalarType dtype) { return ones(mesh, {R}, {3}, dtype); };
+  const auto norm = [&](const DeviceMesh& mesh, at::ScalarType x, at::ScalarType weight, at::ScalarType statistics) {
+    const at::Tensor mean = vector(mesh, statistics);
+    at::batch_norm(ones(mesh, {S0}, {6, 3}, x), vector(mesh, weight), {}, mean, mean, true, 0.1, 1e-5, true);
+  };
+  refused({"batch_norm: weight is of Double, the input of Float"},
+          [&](const DeviceMesh& mesh) { norm(mesh, at::kFloat, at::kDouble, at::kFloat); });
+  refused({"batch_norm: running_mean is of Double, the input of Half; give one dtype, or Float beside the input"},
+          [&](const DeviceMesh& mesh) { norm(mesh, at::kHalf, at::kHalf, at::kDouble); });
+  refused({"batch_norm: the input is of ComplexFloat"},
+          [&](const DeviceMesh& mesh) { norm(mesh, at::kComplexFloat, at::kFloat, at::kFloat); });
+  const auto attend = [](const DeviceMesh& mesh, at::ScalarType mask, double dropout) {
+    const at::Tensor x = ones(mesh, {S0}, {6, 2, 4, 4});
+    at::scaled_dot_product_attention(x, x, x, ones(mesh, {R}, {4, 4}, mask), dropout);
+  };
+  refused({"the mask is of Double, the query of Float"},
+          [&](const DeviceMesh& mesh) { attend(mesh, at::kDouble, 0.5); });
+  refused({"dropout_p is -0.5; give a probability from 0 to 1"},
+          [&](const DeviceMesh& mesh) { attend(mesh, at::kFloat, -0.5); });
+}
+
 TEST_CASE("one_hot without classes, and with classes below 0") {
   const auto classes = [](const DeviceMesh& mesh, int64_t value) {
     return tessera::full({6}, value, mesh, {R}, at::kLong);
@@ -391,6 +634,23 @@ TEST_CASE(
     std::ostringstream out;
     torch::save(optimizer, out);
   });
+}
+
+TEST_CASE("files are not saved from a fake world of several ranks") {
+  const std::vector<std::string> parts = {"is of a fake world, whose ranks have no values but this one's",
+                                          "save in a job of 3 ranks"};
+  const std::string folder = std::filesystem::temp_directory_path() / "fake_world";
+  const auto module = [](const DeviceMesh& mesh) {
+    torch::nn::Linear linear(3, 6);
+    distribute_in_place(linear->weight, mesh, {S0}, kNoSource);
+    return linear;
+  };
+  refused(parts, [&](const DeviceMesh& mesh) { save_weights(*module(mesh), folder + "/m.safetensors"); });
+  refused(parts, [&](const DeviceMesh& mesh) {
+    torch::nn::Linear model = module(mesh);
+    save_training_state({.mesh = mesh, .model = *model}, folder);
+  });
+  CHECK_FALSE(std::filesystem::exists(folder));
 }
 
 TEST_CASE("Strict refuses what would communicate on its own, and says what") {

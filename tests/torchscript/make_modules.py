@@ -99,6 +99,19 @@ class AttendsMasked(nn.Module):
         return self.attention(x, x, x, key_padding_mask=padding)[0]
 
 
+class Encodes(nn.Module):
+    """Layers of a transformer's encoder, which are one operator each in eval() where no gradient is asked for."""
+
+    def __init__(self, norm_first: bool):
+        super().__init__()
+        activation = "gelu" if norm_first else "relu"
+        layer = nn.TransformerEncoderLayer(12, 4, 24, activation=activation, batch_first=True, norm_first=norm_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x):
+        return self.encoder(x)
+
+
 class Conv1D(nn.Module):
     """The linear layer of transformers' GPT-2."""
 
@@ -138,6 +151,8 @@ def main():
     torch.jit.script(Attends(False, batch_first=True).eval()).save(folder / "attends_in_eval.pt")
     torch.jit.script(AttendsMasked(False).eval()).save(folder / "attends_padded_in_eval.pt")
     torch.jit.script(AttendsMasked(True).eval()).save(folder / "attends_causal_in_eval.pt")
+    torch.jit.script(Encodes(False).eval()).save(folder / "encodes_in_eval.pt")
+    torch.jit.script(Encodes(True).eval()).save(folder / "encodes_norm_first_in_eval.pt")
     torch.jit.trace(Attends(True), x).save(folder / "attends_traced.pt")
     torch.jit.trace(Attends(False, batch_first=True), x).save(folder / "attends_traced_without_weights.pt")
     torch.jit.trace(Conv1DMlp(), x).save(folder / "conv1d.pt")

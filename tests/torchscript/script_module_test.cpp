@@ -49,6 +49,9 @@ const ParallelPlan kModel = {{"tok", RowwiseParallel()},
                              {"head", ColwiseParallel()}};
 
 const ParallelPlan kAttends = {{"attention", ColwiseParallel()}};
+const ParallelPlan kEncodes = {{"encoder.layers.*.self_attn", ColwiseParallel()},
+                               {"encoder.layers.*.linear1", ColwiseParallel()},
+                               {"encoder.layers.*.linear2", RowwiseParallel()}};
 const ParallelPlan kConv1D = {{"c_fc", ColwiseParallel()}, {"c_proj", RowwiseParallel()}};
 
 struct Row {
@@ -73,6 +76,8 @@ std::vector<Row> rows() {
           {"attends_causal_in_eval", kAttends, sequences},
           {"attends_traced", kAttends, sequences},
           {"attends_traced_without_weights", kAttends, sequences},
+          {"encodes_in_eval", kEncodes, sequences},
+          {"encodes_norm_first_in_eval", kEncodes, sequences},
           {"conv1d", kConv1D, sequences}};
 }
 
@@ -177,9 +182,12 @@ TEST_CASE("parameters have the plan's placements, tied ones stay tied, collectiv
   });
 }
 
-TEST_CASE("MultiheadAttention by heads, and Conv1D, make one all_reduce in forward, with gradients and without") {
+TEST_CASE(
+    "MultiheadAttention by heads, and Conv1D, make one all_reduce in forward, with gradients and without, and an "
+    "encoder two for each layer") {
   for (const Row& row : rows()) {
-    if (!row.name.starts_with("attends") && row.name != "conv1d") continue;
+    const bool encodes = row.name.starts_with("encodes");
+    if (!row.name.starts_with("attends") && !encodes && row.name != "conv1d") continue;
     for (const int64_t size : {2, 3, 4}) {
       run_in_process(size, [&](const std::shared_ptr<World>& world) {
         const DeviceMesh mesh = init_device_mesh("cpu", {size}, {"tp"}, world);
@@ -195,8 +203,28 @@ TEST_CASE("MultiheadAttention by heads, and Conv1D, make one all_reduce in forwa
           const Strict strict;
           tp(row.input);
           CAPTURE(counter.to_string());
-          CHECK(counter.count("all_reduce") == 1);
-          CHECK(counter.total() == 1);
+          CHECK(counter.count("all_reduce") == (encodes ? 4 : 1));
+          CHECK(counter.total() == (encodes ? 4 : 1));
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("an encoder without gradients has the values of one process") {
+  for (const Row& row : rows()) {
+    if (!row.name.starts_with("encodes")) continue;
+    for (const int64_t size : {1, 2, 3, 4}) {
+      run_in_process(size, [&](const std::shared_ptr<World>& world) {
+        CAPTURE(row.name);
+        CAPTURE(size);
+        const DeviceMesh mesh = init_device_mesh("cpu", {size}, {"tp"}, world);
+        torch::jit::Module reference = load(row.name), module = load(row.name);
+        auto tp = parallelize_module(module, mesh, row.plan);
+        for (int call = 1; call <= 3; ++call) {
+          CAPTURE(call);
+          const torch::NoGradGuard no_grad;
+          CHECK(scaled_difference(tp(row.input).toTensor(), reference.forward({row.input}).toTensor()) <= 1e-12);
         }
       });
     }
