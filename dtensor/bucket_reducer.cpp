@@ -162,7 +162,8 @@ bool BucketReducer::follow_parameters() {
 }
 
 // Compares with the other ranks what the pass before has shown, and has this pass watched if it may show more: if
-// parameters take part for the first time. Returns whether the order has changed.
+// parameters take part for the first time, or have had their first gradient since. Returns whether the order has
+// changed.
 bool BucketReducer::learn_order() {
   const bool compares = learning_ == Learning::kSeen && bucket_bytes_ > 0;
   if (compares) {
@@ -171,7 +172,7 @@ bool BucketReducer::learn_order() {
     order_ = agreed_order(orders);
   }
   seen_.clear();
-  const auto is_new = [](const Parameter& each) { return each.is_trained && !each.is_ordered; };
+  const auto is_new = [](const Parameter& each) { return each.is_trained && (!each.is_watched || each.is_late); };
   learning_ = std::ranges::any_of(parameters_, is_new) ? Learning::kWatching : Learning::kDone;
   return compares;
 }
@@ -299,7 +300,11 @@ void BucketReducer::end_pass() {
   }
   has_kept_ = false;
   if (learning_ == Learning::kWatching) {
-    for (Parameter& each : parameters_) each.is_ordered |= each.is_trained;
+    for (Parameter& each : parameters_) {
+      each.is_watched |= each.is_trained;
+      each.is_placed |= each.is_late;  // if it has no gradient in this pass either, none is watched for it again
+      each.is_late = false;
+    }
     learning_ = Learning::kSeen;
   }
   forget_pass();
@@ -319,13 +324,25 @@ void BucketReducer::deliver(Bucket& bucket) {
 
 // Adds the reduced gradients to .grad. Their flags are read only where this rank misses a gradient. A fake world
 // reduces nothing: there every rank is taken to have what this one has.
-void BucketReducer::store(const Bucket& bucket, const std::vector<at::Tensor>& pieces) const {
+void BucketReducer::store(const Bucket& bucket, const std::vector<at::Tensor>& pieces) {
   const bool has_all = std::ranges::count(bucket.there, 0.0) == 0;
   const at::Tensor there = has_all || mesh_.world().is_fake()
                                ? at::tensor(bucket.there, at::kDouble)
                                : values_on_host(pieces.back().flatten().to(at::kDouble), mesh_.world());
   for (std::size_t i = 0; i < bucket.gradients.size(); ++i) {
-    if (there.const_data_ptr<double>()[i] != 0) store(bucket.gradients[i].parameter, pieces[i]);
+    if (there.const_data_ptr<double>()[i] == 0) continue;
+    const std::size_t index = bucket.gradients[i].parameter;
+    note_arrival(parameters_[index]);
+    store(index, pieces[i]);
+  }
+}
+
+// Notes, on every rank alike, that some rank has a gradient in this pass.
+void BucketReducer::note_arrival(Parameter& parameter) const {
+  if (learning_ == Learning::kWatching) {
+    parameter.is_placed = true;
+  } else if (!parameter.is_placed) {
+    parameter.is_late = true;
   }
 }
 

@@ -41,7 +41,9 @@ class BucketReducer final : public detail::GradientReducer, public std::enable_s
   struct Parameter {
     BucketedGrad grad;
     bool is_trained = false;  // a gradient may come, so that the plan may have it
-    bool is_ordered = false;  // the ranks have compared when its gradient comes
+    bool is_watched = false;  // the ranks have compared the gradients of a pass in which it was trained
+    bool is_placed = false;   // some rank had a gradient of it in such a pass, or was late in the one before
+    bool is_late = false;     // some rank had the first one in a pass that was not watched: the next one is
     // These are of the pass that runs:
     at::Tensor gradient;  // the sum of those that have come, with what is pending
     int64_t arrivals = 0;
@@ -79,7 +81,8 @@ class BucketReducer final : public detail::GradientReducer, public std::enable_s
   at::Tensor flags_to_send(const Spec& flags, const std::vector<double>& there) const;
   void end_pass();
   void deliver(Bucket& bucket);
-  void store(const Bucket& bucket, const std::vector<at::Tensor>& pieces) const;
+  void store(const Bucket& bucket, const std::vector<at::Tensor>& pieces);
+  void note_arrival(Parameter& parameter) const;
   void store(std::size_t index, const at::Tensor& piece) const;
   void forget_pass();
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -64,37 +65,55 @@ at::Tensor in_order_of(const at::Tensor& parameter, const at::Tensor& gradient) 
   return at::empty_like(parameter.detach()).copy_(gradient);
 }
 
-// Checks that `optimizer` has the parameters whose addresses are `ours`, and no others.
-void check_same_parameters(const torch::optim::AdamW& optimizer, const std::set<const void*>& ours, const char* op) {
-  std::set<const void*> theirs;
-  for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
-    for (const at::Tensor& p : group.params()) theirs.insert(p.unsafeGetTensorImpl());
+// Returns the indices of the groups of `optimizer` that have the parameters `ours`, and no others.
+std::vector<std::size_t> groups_of(const torch::optim::AdamW& optimizer, const std::set<const void*>& ours,
+                                   const char* op) {
+  std::vector<std::size_t> found;
+  std::set<const void*> theirs, known;
+  for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    const auto count = known.size();
+    std::set<const void*> group;
+    for (const at::Tensor& p : optimizer.param_groups()[i].params()) group.insert(p.unsafeGetTensorImpl());
+    theirs.insert(group.begin(), group.end());
+    std::ranges::set_intersection(group, ours, std::inserter(known, known.end()));
+    if (known.size() == count) continue;
+    if (known.size() - count < group.size()) {
+      throw std::invalid_argument(
+          fmt::format("FusedAdamW::{}: group {} of the optimizer has {} parameters, of which {} are among the {} here; "
+                      "make it from "
+                      "the same tensors, after parallelize_module, with groups of its own for what this object has",
+                      op, i, group.size(), known.size() - count, ours.size()));
+    }
+    found.push_back(i);
   }
-  if (theirs == ours) return;
-  const auto known = std::ranges::count_if(theirs, [&](const void* each) { return ours.contains(each); });
-  throw std::invalid_argument(fmt::format(
-      "FusedAdamW::{}: the optimizer has {} parameters, of which {} are among the {} here; make it from the "
-      "same tensors, after parallelize_module",
-      op, theirs.size(), known, ours.size()));
+  if (known.size() == ours.size()) return found;
+  throw std::invalid_argument(
+      fmt::format("FusedAdamW::{}: the optimizer has {} parameters, of which {} are among the {} here; make it from "
+                  "the same tensors, after parallelize_module",
+                  op, theirs.size(), known.size(), ours.size()));
 }
 
-// Returns the options that all groups of `optimizer` have.
-const torch::optim::AdamWOptions& only_options(const torch::optim::AdamW& optimizer) {
-  const auto& groups = optimizer.param_groups();
-  const auto& first = static_cast<const torch::optim::AdamWOptions&>(groups.front().options());
-  for (std::size_t i = 1; i < groups.size(); ++i) {
-    if (static_cast<const torch::optim::AdamWOptions&>(groups[i].options()) == first) continue;
+const torch::optim::AdamWOptions& options_of(const torch::optim::AdamW& optimizer, std::size_t group) {
+  return static_cast<const torch::optim::AdamWOptions&>(optimizer.param_groups()[group].options());
+}
+
+// Returns the options that these groups of `optimizer` have, or LibTorch's own if there are no groups.
+torch::optim::AdamWOptions only_options(const torch::optim::AdamW& optimizer, const std::vector<std::size_t>& groups) {
+  if (groups.empty()) return static_cast<const torch::optim::AdamWOptions&>(optimizer.defaults());
+  for (const std::size_t i : groups) {
+    if (options_of(optimizer, i) == options_of(optimizer, groups.front())) continue;
     throw std::invalid_argument(
-        fmt::format("FusedAdamW::take_state: group {} of the optimizer has other options than group 0; this class has "
+        fmt::format("FusedAdamW::take_state: group {} of the optimizer has other options than group {}; this class has "
                     "one group, so make one for each",
-                    i));
+                    i, groups.front()));
   }
-  return first;
+  return options_of(optimizer, groups.front());
 }
 
-// Checks that each state of `optimizer` has the tensors that a step with its options would have made.
-void check_states(const torch::optim::AdamW& optimizer, bool amsgrad) {
+// Checks that each state of `ours` has the tensors that a step with its options would have made.
+void check_states(const torch::optim::AdamW& optimizer, const std::set<const void*>& ours, bool amsgrad) {
   for (const auto& [parameter, each] : optimizer.state()) {
+    if (!ours.contains(parameter)) continue;
     const auto& state = static_cast<const torch::optim::AdamWParamState&>(*each);
     if (state.exp_avg().defined() && state.exp_avg_sq().defined() && (!amsgrad || state.max_exp_avg_sq().defined())) {
       continue;
@@ -188,16 +207,16 @@ std::set<const void*> FusedAdamW::addresses() const {
 }
 
 void FusedAdamW::give_state(torch::optim::AdamW& optimizer) const {
-  check_same_parameters(optimizer, addresses(), "give_state");
-  for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
-    static_cast<torch::optim::AdamWOptions&>(group.options())
+  const std::set<const void*> ours = addresses();
+  for (const std::size_t i : groups_of(optimizer, ours, "give_state")) {
+    static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[i].options())
         .lr(options_.lr)
         .betas({options_.beta1, options_.beta2})
         .eps(options_.eps)
         .weight_decay(options_.weight_decay)
         .amsgrad(options_.amsgrad);
   }
-  optimizer.state().clear();
+  for (const void* const each : ours) optimizer.state().erase(const_cast<void*>(each));
   for (const Group& group : groups_) {
     std::vector<at::Tensor> counts;
     for (const State& each : group.states) counts.push_back(each.steps);
@@ -217,14 +236,14 @@ void FusedAdamW::give_state(torch::optim::AdamW& optimizer) const {
 }
 
 void FusedAdamW::take_state(const torch::optim::AdamW& optimizer) {
-  check_same_parameters(optimizer, addresses(), "take_state");
-  const torch::optim::AdamWOptions& theirs = only_options(optimizer);
+  const std::set<const void*> ours = addresses();
+  const torch::optim::AdamWOptions theirs = only_options(optimizer, groups_of(optimizer, ours, "take_state"));
   if (theirs.amsgrad() != options_.amsgrad) {
     throw std::invalid_argument(
         fmt::format("FusedAdamW::take_state: amsgrad is {} in the optimizer and {} here; make both alike",
                     theirs.amsgrad(), options_.amsgrad));
   }
-  check_states(optimizer, options_.amsgrad);
+  check_states(optimizer, ours, options_.amsgrad);
   const at::NoGradGuard no_grad;
   options_ = {.lr = theirs.lr(),
               .beta1 = std::get<0>(theirs.betas()),

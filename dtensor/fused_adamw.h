@@ -30,6 +30,8 @@ struct FusedAdamWOptions {
 //   torch::optim::AdamW files(parameters);
 //   fused.give_state(files);
 //   save_training_state({.mesh = mesh, .model = *model, .optimizer = &files}, folder);
+// Several objects of this class, such as one with decay and one without, give their states to one optimizer that has a
+// group for each.
 //
 // Parameters may be plain tensors and DTensors, on several meshes; moments have their layouts. Does not communicate. A
 // LossScaler takes it as it takes LibTorch's optimizers.
@@ -49,14 +51,14 @@ class FusedAdamW {
   // Changes the learning rate from the next step on, that of a graph's next replay too. Does not wait for the device.
   void set_lr(double lr);
 
-  // Replaces the state and the options of `optimizer`, which has the same parameters in any order and groups, by these.
-  // It shares the moments. Waits for the device, which has the counts of steps. Throws std::invalid_argument, before
-  // anything changes, if the parameters are not the same.
+  // Replaces the state and the options of those groups of `optimizer` that have the parameters here, in any order, by
+  // these; its other groups stay. It shares the moments. Waits for the device, which has the counts of steps. Throws
+  // std::invalid_argument, before anything changes, if a parameter is missing there, or has others in its group.
   void give_state(torch::optim::AdamW& optimizer) const;
-  // Copies the state and the options of `optimizer` into these, at their addresses, which a captured graph uses; of the
-  // options a graph that was captured before uses the learning rate alone. Throws std::invalid_argument, before
-  // anything changes, if the parameters are not the same, if groups have different options, or if `amsgrad` is not as
-  // here.
+  // Copies the state and the options of those groups of `optimizer` into these, at their addresses, which a captured
+  // graph uses; of the options a graph that was captured before uses the learning rate alone. Throws
+  // std::invalid_argument, before anything changes, as give_state does, if these groups have different options, or if
+  // `amsgrad` is not as here.
   void take_state(const torch::optim::AdamW& optimizer);
 
  private:

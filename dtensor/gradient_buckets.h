@@ -45,8 +45,10 @@ struct BucketedParameter {
 //
 // A parameter may be frozen and trained again (set_requires_grad), and its dtype may change, between one backward and
 // the next and on every rank alike: buckets follow when the next backward begins. Nothing is sent for a parameter that
-// is frozen. After the first backward that trains a parameter, the next one begins with the exchange. If parameters
-// change on some ranks alone, buckets differ: Checked refuses it, and without it the job hangs or gradients are wrong.
+// is frozen. After the first backward that could train a parameter, the next one begins with the exchange; where its
+// first gradient comes in a later one, the exchange follows the backward after that, once, and a parameter that has no
+// gradient in it stays behind those that are ordered. If parameters change on some ranks alone, buckets differ: Checked
+// refuses it, and without it the job hangs or gradients are wrong.
 //
 // A parameter that has no gradient on some rank counts as zero there; if it has none on any rank, its .grad is not
 // touched. Each bucket also reduces one number per parameter to know that. A backward in which a rank has no gradient

@@ -133,20 +133,35 @@ const char* kDone = "is a DTensor already, so another call has parallelized it; 
 LayoutPlan::LayoutPlan(DeviceMesh mesh, std::optional<int64_t> tensor_dim, const ModuleTree& tree)
     : mesh_(std::move(mesh)), tensor_dim_(tensor_dim) {
   for (const ModuleNode& node : tree) {
+    std::map<std::string, std::size_t> by_name;
     for (const NamedTensor& item : node.tensors) {
-      const auto [at, is_new] = index_.emplace(item.tensor.unsafeGetTensorImpl(), tensors_.size());
-      if (is_new)
-        tensors_.push_back({.tensor = item.tensor,
-                            .is_parameter = item.is_parameter,
-                            .paths = {},
-                            .placement = {},
-                            .placed_by = {},
-                            .contracts = {}});
-      std::vector<std::string>& paths = tensors_[at->second].paths;
-      const std::string path = joined_path(node.path, item.name);
-      if (std::find(paths.begin(), paths.end(), path) == paths.end()) paths.push_back(path);
+      const auto known = static_cast<std::size_t>(tensors_.size());
+      const std::size_t index = add(joined_path(node.path, item.name), item);
+      const auto [first, is_first] = by_name.emplace(item.name, index);
+      if (is_first) {
+        tensors_[index].replaced_by.reset();
+      } else if (index == known && item.is_parameter) {
+        tensors_[index].replaced_by = first->second;
+      }
     }
   }
+}
+
+// Returns the entry of the tensor, a new one if it has none.
+std::size_t LayoutPlan::add(const std::string& path, const NamedTensor& item) {
+  const auto [at, is_new] = index_.emplace(item.tensor.unsafeGetTensorImpl(), tensors_.size());
+  if (is_new) {
+    tensors_.push_back({.tensor = item.tensor,
+                        .is_parameter = item.is_parameter,
+                        .paths = {},
+                        .placement = {},
+                        .placed_by = {},
+                        .contracts = {},
+                        .replaced_by = {}});
+  }
+  std::vector<std::string>& paths = tensors_[at->second].paths;
+  if (std::find(paths.begin(), paths.end(), path) == paths.end()) paths.push_back(path);
+  return at->second;
 }
 
 TensorPlan& LayoutPlan::plan_of(const at::Tensor& tensor, const std::string& by) {
@@ -217,7 +232,11 @@ void LayoutPlan::check() const {
 
 Placements LayoutPlan::placements_of(const TensorPlan& plan) const {
   Placements placements(static_cast<std::size_t>(mesh_.ndim()), Replicate());
-  if (tensor_dim_) placements[static_cast<std::size_t>(*tensor_dim_)] = plan.placement.value_or(Replicate());
+  std::optional<Placement> placement = plan.placement;
+  if (!placement && plan.replaced_by && tensors_[*plan.replaced_by].tensor.sizes() == plan.tensor.sizes()) {
+    placement = tensors_[*plan.replaced_by].placement;  // so that it is not whole beside what is in use
+  }
+  if (tensor_dim_) placements[static_cast<std::size_t>(*tensor_dim_)] = placement.value_or(Replicate());
   if (!plan.is_parameter || plan.tensor.dim() == 0) return placements;
   for (const int64_t mesh_dim : sharding_.mesh_dims)
     placements[static_cast<std::size_t>(mesh_dim)] = Shard(0).ordered(1);
@@ -284,7 +303,7 @@ void LayoutPlan::run(int64_t src_rank) const {
 std::vector<BucketedParameter> LayoutPlan::parameters_here() const {
   std::vector<BucketedParameter> parameters;
   for (const TensorPlan& plan : tensors_) {
-    if (!plan.is_parameter || mesh_of(plan.tensor) != mesh_) continue;
+    if (!plan.is_parameter || plan.replaced_by || mesh_of(plan.tensor) != mesh_) continue;
     Placements gradient = without_partial(tessera::placements_of(plan.tensor));
     if (sharding_.whole_gradients && is_gathered(plan)) {
       for (const int64_t mesh_dim : sharding_.mesh_dims) gradient[static_cast<std::size_t>(mesh_dim)] = Replicate();

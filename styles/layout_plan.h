@@ -26,6 +26,9 @@ struct TensorPlan {
   std::optional<Placement> placement;  // nullopt: no style named it, so it is replicated
   std::string placed_by;               // the path and style that set `placement`
   std::vector<Contract> contracts;
+  // Is the entry of the tensor that a caller has assigned to a member in the place of this registered parameter, which
+  // nothing uses then; nullopt if it is registered by another name too. See ModuleNode::tensors.
+  std::optional<std::size_t> replaced_by;
 };
 
 // Collects everything that the styles of one parallelize_module call ask for, so that all of it is checked before the
@@ -69,7 +72,7 @@ class LayoutPlan {
   void check() const;
   // Converts the parameters and buffers in the order of the tree, then sets the contracts, then calls the actions.
   void run(int64_t src_rank) const;
-  // Returns the parameters that are on mesh() after `run`, with the layouts of their gradients.
+  // Returns the parameters in use that are on mesh() after `run`, with the layouts of their gradients.
   std::vector<BucketedParameter> parameters_here() const;
 
   // Prints one line per tensor that a style named, with its contracts:
@@ -77,6 +80,7 @@ class LayoutPlan {
   std::string to_string() const;
 
  private:
+  std::size_t add(const std::string& path, const NamedTensor& item);
   TensorPlan& plan_of(const at::Tensor& tensor, const std::string& by);
   Placements placements_of(const TensorPlan& plan) const;
   bool is_gathered(const TensorPlan& plan) const;

@@ -137,7 +137,7 @@ class Parallelized {
   Handle& handle() { return handle_; }
 
  private:
-  // Returns nullptr where the root has no hooks.
+  // Returns nullptr where the root's class has none.
   const Hookable* hookable() const {
     if constexpr (std::is_pointer_v<Handle>) {
       return dynamic_cast<const Hookable*>(static_cast<const torch::nn::Module*>(handle_));

@@ -148,13 +148,52 @@ TESSERA_RANKS_TEST_CASE("FusedAdamW gives its state to torch::optim::AdamW and t
   }
 }
 
+TESSERA_RANKS_TEST_CASE("two FusedAdamW, with decay and without, keep their states in one torch::optim::AdamW",
+                        {1, 2}) {
+  const auto parameters = [] { return std::vector<at::Tensor>{leaf(sample({3})), leaf(sample({2}, 1))}; };
+  const std::vector<at::Tensor> ours = parameters(), theirs = parameters();
+  const auto groups = [](const std::vector<at::Tensor>& of) {
+    return std::vector<torch::optim::OptimizerParamGroup>{
+        torch::optim::OptimizerParamGroup({of[0]}, std::make_unique<torch::optim::AdamWOptions>(0.1)),
+        torch::optim::OptimizerParamGroup(
+            {of[1]}, std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(0.2).weight_decay(0)))};
+  };
+  const auto set_gradients = [&](int64_t seed) {
+    for (const auto* const list : {&ours, &theirs}) {
+      for (const at::Tensor& each : *list) each.mutable_grad() = sample(each.sizes(), seed);
+    }
+  };
+  torch::optim::AdamW plain(groups(theirs)), files(groups(ours));
+  FusedAdamW decay({ours[0]}, {.lr = 0.1}), none({ours[1]}, {.lr = 0.2, .weight_decay = 0});
+  const auto step = [&](int64_t seed) {
+    set_gradients(seed);
+    decay.step();
+    none.step();
+    plain.step();
+  };
+  step(1);
+  step(2);
+  decay.give_state(files);
+  none.give_state(files);
+  CHECK(files.state().size() == 2);
+  FusedAdamW decay_again({ours[0]}), none_again({ours[1]});
+  decay_again.take_state(files);
+  none_again.take_state(files);
+  set_gradients(3);
+  decay_again.step();
+  none_again.step();
+  plain.step();
+  for (std::size_t i = 0; i < ours.size(); ++i) CHECK(close(ours[i].detach(), theirs[i].detach()));
+}
+
 TESSERA_RANKS_TEST_CASE("FusedAdamW refuses the state of other parameters and of several groups with their own options",
                         {1, 2}) {
   const at::Tensor x = leaf(sample({3})), y = leaf(sample({2}));
   FusedAdamW fused({x, y});
   torch::optim::AdamW one(std::vector<at::Tensor>{x}), other(std::vector<at::Tensor>{x, leaf(sample({2}))});
   check_refused([&] { fused.give_state(one); }, "has 1 parameters, of which 1 are among the 2 here; make it from");
-  check_refused([&] { fused.take_state(other); }, "has 2 parameters, of which 1 are among the 2 here; make it from");
+  check_refused([&] { fused.take_state(other); },
+                "group 0 of the optimizer has 2 parameters, of which 1 are among the 2 here; make it from");
   torch::optim::AdamW large(std::vector<at::Tensor>{x, y}, torch::optim::AdamWOptions().amsgrad(true));
   check_refused([&] { fused.take_state(large); }, "amsgrad is true in the optimizer and false here; make both alike");
   torch::optim::AdamW twice(std::vector<at::Tensor>{x, x});

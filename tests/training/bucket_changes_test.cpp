@@ -220,6 +220,63 @@ TEST_CASE("parameters that are trained in turns, as those of two networks, have 
   }
 }
 
+TEST_CASE("a parameter whose first gradient comes late is watched then, and ordered after that") {
+  for (const int64_t bytes : {kLarge, int64_t{1}}) {
+    CAPTURE(bytes);
+    on_data_ranks({2, 3}, [&](const DeviceMesh& mesh) {
+      Job job(mesh);
+      parallelize_module(job.module, mesh, {}, buckets_of(bytes));
+      // In step 3 one rank alone has gradients of `down`; step 4 is watched, and step 5 begins with an exchange.
+      const std::vector<Skips> steps = {[](int64_t) { return true; },
+                                        [](int64_t) { return true; },
+                                        [](int64_t) { return true; },
+                                        [](int64_t rank) { return rank != 1; },
+                                        nobody,
+                                        nobody,
+                                        nobody};
+      for (std::size_t step = 0; step < steps.size(); ++step) {
+        CAPTURE(step);
+        job.zero_grad();
+        const CommCounter counter(mesh);
+        job.backward(steps[step]);
+        job.check_gradients();
+        CHECK(sent(counter).exchanges == (step == 1 || step == 5 ? 1 : 0));
+      }
+    });
+  }
+}
+
+TEST_CASE("a parameter that has gradients in some steps alone is watched for once") {
+  on_data_ranks({2, 3}, [&](const DeviceMesh& mesh) {
+    Job job(mesh);
+    parallelize_module(job.module, mesh, {});
+    const CommCounter counter(mesh);
+    for (int64_t step = 0; step < 12; ++step) {
+      CAPTURE(step);
+      job.zero_grad();
+      job.backward([&](int64_t /*rank*/) { return step % 3 != 2; });
+      job.check_gradients();
+    }
+    CHECK(sent(counter).exchanges == 2);
+  });
+}
+
+TEST_CASE("a registered weight that another one has replaced is not reduced") {
+  on_data_ranks({2}, [](const DeviceMesh& mesh) {
+    torch::nn::Linear first(torch::nn::LinearOptions(10, 10).bias(false)), second(first->options);
+    second->weight = first->weight;
+    torch::nn::Sequential model(first, second);
+    model->to(device(), at::kDouble);
+    second->weight = first->weight;
+    parallelize_module(model, mesh, {});
+    for (int step = 0; step < 3; ++step) {
+      const CommCounter counter(mesh);
+      model->forward(from_local(cases().rows, mesh, {Shard(0), Replicate()})).square().sum().backward();
+      CHECK(counter.bytes("all_reduce") == 8 * (10 * 10 + 1));
+    }
+  });
+}
+
 TEST_CASE("terms of a parameter that is frozen before they are reduced are reduced once more") {
   on_data_ranks({2, 3}, [](const DeviceMesh& mesh) {
     Job job(mesh);
