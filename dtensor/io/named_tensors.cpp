@@ -123,6 +123,15 @@ std::vector<SavedTensor> saved_weights(const torch::nn::Module& module) {
   return tensors;
 }
 
+void refuse_fake_world(const std::vector<DeviceMesh>& meshes, const char* op) {
+  for (const DeviceMesh& mesh : meshes) {
+    if (!mesh.world().is_fake() || mesh.size() == 1) continue;
+    throw std::invalid_argument(
+        fmt::format("{}: {} is of a fake world, whose ranks have no values but this one's; save in a job of {} ranks",
+                    op, mesh.mesh().to_string(), mesh.size()));
+  }
+}
+
 std::vector<SafetensorsHeader> plan_files(const std::vector<SavedTensor>& tensors, int64_t max_shard_bytes,
                                           const std::map<std::string, std::string>& metadata) {
   std::vector<TensorEntry> entries;
@@ -145,6 +154,7 @@ void save_tensors(const std::function<SavedContents()>& find, const std::vector<
   std::optional<CheckpointWriter> writer;
   agreement.run(
       [&] {
+        refuse_fake_world(meshes, op);
         contents = find();
         plan = plan_files(contents.tensors, max_shard_bytes, contents.metadata);
         if (writes) writer.emplace(path, plan, kMaxIndexBytes, name);

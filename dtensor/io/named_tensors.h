@@ -48,6 +48,9 @@ struct SavedContents {
   std::map<std::string, std::string> metadata;
 };
 
+// Throws std::invalid_argument on a mesh of several ranks in a fake world, where other ranks' pieces are made up.
+void refuse_fake_world(const std::vector<DeviceMesh>& meshes, const char* op);
+
 // Plans the files for `tensors`; see plan_checkpoint.
 std::vector<SafetensorsHeader> plan_files(const std::vector<SavedTensor>& tensors, int64_t max_shard_bytes,
                                           const std::map<std::string, std::string>& metadata);

@@ -74,11 +74,11 @@ struct SaveStateOptions {
 // Every rank of the state's mesh makes the same calls; other ranks do nothing. Communication: start() one all-reduce of
 // 40 bytes and one broadcast of 64 bytes per mesh dimension, wait() one all-reduce of 40 bytes per mesh dimension if a
 // save has been started. A Partial is reduced first. Throws, alike on every rank: std::invalid_argument on a parameter
-// that the model does not have, an optimizer of another class, a DTensor on other ranks, a dtype that safetensors does
-// not have, a negative step, options out of range, a state.json that would be longer than 1 GiB, a step that other
-// ranks of the same job have saved there (by wait(), where they were faster), where ranks call with different
-// arguments, and where a rank does not see the new folder within five seconds; std::runtime_error when the system
-// refuses. An older state that cannot be removed stays, with a warning.
+// that the model does not have, an optimizer of another class, a DTensor on other ranks, a fake world of several ranks,
+// a dtype that safetensors does not have, a negative step, options out of range, a state.json that would be longer than
+// 1 GiB, a step that other ranks of the same job have saved there (by wait(), where they were faster), where ranks call
+// with different arguments, and where a rank does not see the new folder within five seconds; std::runtime_error when
+// the system refuses. An older state that cannot be removed stays, with a warning.
 class TrainingStateSaver {
  public:
   explicit TrainingStateSaver(std::string folder, SaveStateOptions options = {});

@@ -107,8 +107,11 @@ void check_seen(const std::string& folder, const DeviceMesh& mesh) {
 // Returns this rank's share of the values, in the order of the tile: a view where the memory has that order.
 at::Tensor share_values(const TensorToWrite& item) {
   const at::Tensor local = is_dtensor(item.tensor) ? to_local(item.tensor) : item.tensor;
-  const at::Tensor packed = in_memory(local.detach()).contiguous();
-  return packed.view({-1}).narrow(0, item.share.first, item.share.last - item.share.first);
+  const at::Tensor values = in_memory(local.detach());
+  const at::Tensor share =
+      values.contiguous().view({-1}).narrow(0, item.share.first, item.share.last - item.share.first);
+  // All shares are found before the first is copied: packed on a GPU, they would fill it.
+  return values.is_contiguous() ? share : share.cpu();
 }
 
 // Holds copies of values from one save to the next, so that only the first save of a size pays for fresh memory.
@@ -174,6 +177,7 @@ struct TrainingStateSaver::Impl {
 // Sets the layout and the job's manifest, without a look at the disk.
 void TrainingStateSaver::Impl::plan(const TrainingState& state) {
   check_options(options, state.step);
+  refuse_fake_world({state.mesh}, kOp);
   const std::vector<SavedTensor> weights = saved_weights(state.model);
   check_meshes(weights, state.mesh, kOp);
   append_files(layout, "model.safetensors", weights, plan_files(weights, options.max_shard_bytes, {{"format", "pt"}}));

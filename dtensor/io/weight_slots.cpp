@@ -9,10 +9,12 @@
 #include <stdexcept>
 #include <utility>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/name_pattern.h"
 #include "tessera/dtensor/io/strict_json.h"
@@ -34,10 +36,11 @@ struct Misfits {
   std::vector<std::string> unexpected;
   std::vector<std::string> shapes;
   std::vector<std::string> dtypes;
+  std::vector<std::string> expanded;  // some of their elements are one
 
   bool empty() const {
     return not_given.empty() && idle_rules.empty() && missing.empty() && unexpected.empty() && shapes.empty() &&
-           dtypes.empty();
+           dtypes.empty() && expanded.empty();
   }
 };
 
@@ -120,6 +123,10 @@ std::string joined(const std::vector<std::string>& lines, const char* separator 
   if (!misfits.shapes.empty()) text += fmt::format(" Of another shape: {}.", joined(misfits.shapes));
   if (!misfits.dtypes.empty()) {
     text += fmt::format(" Of another dtype: {} (set `convert_dtype` to convert).", joined(misfits.dtypes));
+  }
+  if (!misfits.expanded.empty()) {
+    text += fmt::format(" Expanded in the module, so that one number in memory is several elements: {} (clone() them).",
+                        joined(misfits.expanded));
   }
   throw std::invalid_argument(text);
 }
@@ -213,6 +220,8 @@ void match_tensor(const ModuleTensor& item, const std::vector<Candidate>& candid
   }
   const std::optional<WeightPlan> plan = plan_of(item, *found, checkpoint, misfits);
   check_dtypes(item, *found, checkpoint, options, misfits);
+  const at::Tensor& here = is_dtensor(item.tensor) ? detail::meta(item.tensor).local() : item.tensor;
+  if (at::has_internal_overlap(here) == at::MemOverlap::Yes) misfits.expanded.push_back(in_quotes(item.names.front()));
   if (!plan) return;
   for (const WeightBlock& block : plan->blocks) wanted.add(block);
   if (is_held(item.tensor)) slots.push_back(make_slot(item, *plan, checkpoint));

@@ -50,8 +50,8 @@ struct LoadOptions {
 // Communication: for each mesh in the module two small agreements along each of its dimensions (each one 40-byte
 // all-reduce if nothing failed); none for a module of plain tensors, which every rank loads for itself. Every rank of
 // those meshes throws the same, with the text of the lowest rank that failed: std::invalid_argument that lists the
-// missing, unexpected, mis-shaped and mis-typed tensors, rules that match no tensor of the module, tensors of the
-// module that no rule matches, and parts of the file's tensors that rules leave out; or says what is wrong with the
+// missing, unexpected, mis-shaped, mis-typed and expanded tensors, rules that match no tensor of the module, tensors of
+// the module that no rule matches, and parts of the file's tensors that rules leave out; or says what is wrong with the
 // file or that ranks have different rules; std::runtime_error when the system cannot read it. An exception of `rename`
 // or `progress` counts as this rank's failure.
 void load_weights(torch::nn::Module& module, const std::string& path, const LoadOptions& options = {});
@@ -82,9 +82,9 @@ struct SaveOptions {
 // gets each parameter of a mesh without it by one all_to_all (redistribute_to); ranks outside a mesh list its
 // parameters too. Plain tensors are saved with that rank's values. A module of plain tensors alone is written by every
 // caller. On slices of a mesh (mesh["tp"] of {dp, tp}) each slice has its own writer: call it on one of them. Throws,
-// alike on every rank, std::invalid_argument on a dtype that the format does not have, an impossible path or an index
-// of more than 256 MiB, std::runtime_error when writing fails, or while another save to the same path runs on this host
-// and one of the two has several files.
+// alike on every rank, std::invalid_argument on a dtype that the format does not have, an impossible path, an index of
+// more than 256 MiB or a mesh of several ranks of a fake world, std::runtime_error when writing fails, or while another
+// save to the same path runs on this host and one of the two has several files.
 void save_weights(const torch::nn::Module& module, const std::string& path, const SaveOptions& options = {});
 
 }  // namespace tessera

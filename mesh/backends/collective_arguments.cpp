@@ -124,9 +124,14 @@ at::Tensor reduced_for(const std::vector<CollectiveArguments>& all, std::size_t 
     throw std::invalid_argument(fmt::format("avg of {} is not defined; use sum and divide, or a floating dtype",
                                             c10::toString(first.tensor.scalar_type())));
   }
-  at::Tensor sum = as_tensor(first).clone(at::MemoryFormat::Contiguous);
+  // Floats of 16 bits are added in float32 and rounded once, as sum_rows does.
+  const at::ScalarType given = first.tensor.scalar_type();
+  const bool widens = (op == RedOp::SUM || op == RedOp::AVG) && (given == at::kBFloat16 || given == at::kHalf);
+  at::Tensor sum = as_tensor(first).to(widens ? at::kFloat : given, /*non_blocking=*/false, /*copy=*/true,
+                                       at::MemoryFormat::Contiguous);
   for (std::size_t i = 1; i < all.size(); ++i) add_in(sum, as_tensor(buffer_for(all[i], taker)), op);
-  return op == RedOp::AVG ? divide_by_count(sum, static_cast<int64_t>(all.size())) : sum;
+  if (op == RedOp::AVG) sum = divide_by_count(sum, static_cast<int64_t>(all.size()));
+  return sum.to(given);
 }
 
 void carry_out_reduction(const std::vector<CollectiveArguments>& all, RedOp op) {

@@ -28,7 +28,10 @@ class FakeBackend : public c10d::Backend {
   FakeBackend(int rank, int size) : Backend(rank, size) {}
   const std::string getBackendName() const override { return "fake"; }
 
-  WorkPtr broadcast(Tensors&, const c10d::BroadcastOptions&) override { return done(); }
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    if (options.rootRank != getRank()) zero(tensors);
+    return done();
+  }
   WorkPtr allreduce(Tensors&, const c10d::AllreduceOptions&) override { return done(); }
   WorkPtr reduce(Tensors&, const c10d::ReduceOptions&) override { return done(); }
   WorkPtr barrier(const c10d::BarrierOptions&) override { return done(); }

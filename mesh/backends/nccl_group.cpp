@@ -141,8 +141,11 @@ class NcclGroup final : public c10d::ProcessGroupNCCL, public OrderlyEnd {
 
   // LibTorch's watchdog sets no time limit for the work that a CUDA graph has started.
   void drain() override {
-    within(limit_, "waiting for the GPU",
-           [device = device_] { c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index()); });
+    within(limit_, "waiting for the GPU", [device = device_] {
+      // This is a thread of its own. LibTorch would set its device back to cuda:0, which makes a context there.
+      const c10::DeviceGuard guard(device);
+      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+    });
   }
   // A shutdown that is late holds what an abort needs.
   void end() override {

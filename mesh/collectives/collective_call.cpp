@@ -104,7 +104,7 @@ void check_scattered(const CollectiveCall& call, const at::Tensor& input, const 
                 "scatter: the source's input of shape ({}) must be {} rows of shape ({}), of dtype and device {}",
                 input.defined() ? fmt::format("{}", fmt::join(input.sizes(), ", ")) : "undefined", call.n(),
                 fmt::join(like.sizes(), ", "), like.toString());
-  call.mesh.world().fail("scatter", text);
+  if (call.n() > 1) call.mesh.world().fail("scatter", text);  // the others wait for this rank
   throw std::invalid_argument(text);
 }
 

@@ -148,11 +148,12 @@ namespace {
 constexpr int64_t kCachedColumns = 1 << 14;
 
 // at::sum adds each fourth row first, in columns whose place depends on the width of the CPU's vectors. Here one row
-// comes after the other, over columns whose sums stay in the cache.
+// comes after the other, on the CPU over columns whose sums stay in the cache.
 void add_in_order(const at::Tensor& rows, const at::Tensor& out) {
   const bool widens = rows.element_size() == 2;
-  for (int64_t begin = 0; begin < out.numel(); begin += kCachedColumns) {
-    const int64_t count = std::min(kCachedColumns, out.numel() - begin);
+  const int64_t step = rows.is_cpu() ? kCachedColumns : out.numel();
+  for (int64_t begin = 0; begin < out.numel(); begin += step) {
+    const int64_t count = std::min(step, out.numel() - begin);
     const at::Tensor here = rows.narrow(1, begin, count), part = out.narrow(0, begin, count);
     const at::Tensor sum = widens ? here.select(0, 0).to(at::kFloat) : part.copy_(here.select(0, 0));
     for (int64_t row = 1; row < rows.size(0); ++row) sum.add_(here.select(0, row));

@@ -17,11 +17,11 @@
 namespace tessera::cross_entropy {
 namespace {
 
-// The logits are worked on in parts. A part is small enough that its buffers do not matter beside the logits, and large
-// enough that the calls' overhead does not matter.
+// The logits are worked on in parts. A part is small enough that its buffers do not matter beside the logits, and on
+// the CPU stay in the cache, and large enough that the calls' overhead does not matter.
 constexpr int64_t kPartsOfLogits = 128;
 constexpr int64_t kLeastPartBytes = 128 << 10;
-constexpr int64_t kMostPartBytes = 4 << 20;
+constexpr int64_t kMostPartBytesOnCpu = 4 << 20;
 
 // Calls `body` with the first row and the row after the last of each part of `logits` [n, k].
 template <class Body>
@@ -29,8 +29,9 @@ void by_parts(const at::Tensor& logits, const Body& body) {
   const int64_t n = logits.size(0);
   const int64_t row =
       std::max<int64_t>(1, logits.size(1)) * static_cast<int64_t>(elementSize(sum_type(logits.scalar_type())));
-  const int64_t step =
-      std::max<int64_t>(1, std::clamp(n * row / kPartsOfLogits, kLeastPartBytes, kMostPartBytes) / row);
+  int64_t bytes = std::max(n * row / kPartsOfLogits, kLeastPartBytes);
+  if (logits.is_cpu()) bytes = std::min(bytes, kMostPartBytesOnCpu);
+  const int64_t step = std::max<int64_t>(1, bytes / row);
   for (int64_t begin = 0; begin < n; begin += step) body(begin, std::min(n, begin + step));
 }
 

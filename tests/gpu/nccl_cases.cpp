@@ -13,6 +13,8 @@
 
 #include "tessera/mesh/collectives/backend_collectives.h"
 #include "tessera/mesh/collectives/collective_call.h"
+#include "tessera/mesh/core/reduce_op.h"
+#include "tessera/mesh/core/wire.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/tests/harness/device.h"
 
@@ -64,6 +66,16 @@ TEST_CASE("NCCL with one rank: every collective of the library gives back what i
       check_collectives(call, dtype);
     }
     finish(barrier_all(call));
+  }
+}
+
+TEST_CASE("rows of more than four ranks are added on a GPU as on the CPU") {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    CAPTURE(c10::toString(dtype));
+    const at::Tensor rows = at::sin(at::arange(8 * 100'003, at::kDouble)).view({8, -1}).to(dtype);
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+      CHECK(reduce_rows(rows.to(device()), op).cpu().equal(reduce_rows(rows, op)));
+    }
   }
 }
 

@@ -100,10 +100,11 @@ TEST_CASE("a fake world plans at any size: shapes are right, and collectives are
   CHECK(all_reduce(at::ones({2}), mesh, 1, ReduceOp::kAvg).sizes() == at::IntArrayRef({2}));
   CHECK(reduce_scatter(at::ones({64, 3}), mesh, 1, ReduceOp::kSum).sizes() == at::IntArrayRef({3}));
   CHECK(all_to_all(at::ones({64}), std::vector<int64_t>(64, 1), std::vector<int64_t>(64, 2), mesh, 0).numel() == 128);
-  CHECK(broadcast(at::ones({5}), mesh, 0, 7).numel() == 5);
+  CHECK(broadcast(at::ones({5}), mesh, 0, 7).equal(at::zeros({5})));
+  CHECK(broadcast(at::ones({5}), mesh, 0, 63).equal(at::ones({5})));
   CHECK(scatter(at::Tensor(), at::ones({5}), mesh, 0, 7).numel() == 5);
   barrier(mesh, 1);
-  CHECK(counter.total() == 7);
+  CHECK(counter.total() == 8);
   CHECK(mesh.group("tp")->getSize() == 64);
   CHECK(mesh.group("tp")->getRank() == 63);
   const DeviceMesh all = init_device_mesh("cpu", {4096}, {}, world);

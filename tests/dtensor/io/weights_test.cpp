@@ -283,6 +283,23 @@ TEST_CASE("weights: a bias that was assigned is what is saved and loaded, also i
   CHECK(loaded.without->bias.equal(torch::full({2}, 6.0)));
 }
 
+TEST_CASE("weights: a file does not load into an expanded tensor, and nothing changes") {
+  const TempFolder folder;
+  struct Model : torch::nn::Module {
+    Model() {
+      register_module("fc", fc);
+      register_buffer("scale", torch::ones({1}).expand({8}));
+    }
+    torch::nn::Linear fc{3, 4};
+  };
+  Model saved, loaded;
+  save_weights(saved, folder / "m");
+  const std::vector<at::Tensor> before = values(loaded);
+  CHECK_THROWS_WITH_AS(load_weights(loaded, folder / "m"),
+                       doctest::Contains("several elements: 'scale' (clone() them)"), std::invalid_argument);
+  CHECK(equal(values(loaded), before));
+}
+
 TEST_CASE("weights: what a file cannot hold is refused by name") {
   const TempFolder folder;
   torch::nn::Module module;

@@ -120,6 +120,26 @@ TEST_CASE("reductions are those of all ranks' tensors, in the order of ranks") {
   }
 }
 
+TEST_CASE("a sum of 16-bit floats is rounded once") {
+  on_sizes([](c10d::Backend& group, int64_t me, int64_t n) {
+    if (n < 3) return;
+    // From 256 on bfloat16 has every second number: terms of 1 that are added one by one to 256 are lost.
+    const at::Tensor mine = at::full({n}, me == 1 ? 256 : 1, at::kBFloat16);
+    const at::Tensor want = at::full({n}, 256 + (n - 1), at::kFloat).to(at::kBFloat16);
+    Tensors sum = {mine.clone()};
+    group.allreduce(sum)->wait();
+    CHECK(at::equal(sum[0], want));
+    at::Tensor piece = at::empty({1}, at::kBFloat16), input = mine.clone();
+    group._reduce_scatter_base(piece, input)->wait();
+    CHECK(at::equal(piece, want.slice(0, 0, 1)));
+    // 60000 + 30000 is no float16.
+    const at::Tensor large = at::full({n}, me == 0 ? 60000 : me == 1 ? 30000 : me == 2 ? -40000 : 0, at::kHalf);
+    sum = {large};
+    group.allreduce(sum)->wait();
+    CHECK(at::equal(sum[0], at::full({n}, 50000, at::kHalf)));
+  });
+}
+
 TEST_CASE("gathers, scatters and broadcasts bring each rank's tensor to its place, whatever its strides") {
   on_sizes([](c10d::Backend& group, int64_t me, int64_t n) {
     const auto size = static_cast<std::size_t>(n);

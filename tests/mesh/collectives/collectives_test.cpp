@@ -153,8 +153,9 @@ TESSERA_RANKS_TEST_CASE("max and min keep a NaN of any sign on any rank, infinit
 }
 
 TESSERA_RANKS_TEST_CASE("small integers wrap as in one process", {2}) {
+  const DeviceMesh mesh = line();  // it sets the device that on() means
   const at::Tensor big = at::full({2}, 100, on(at::kChar));
-  CHECK(same(all_reduce(big, line(), 0, ReduceOp::kSum), big + big));
+  CHECK(same(all_reduce(big, mesh, 0, ReduceOp::kSum), big + big));
 }
 
 TESSERA_RANKS_TEST_CASE("all_to_all moves uneven pieces, empty ones too", {1, 2, 3, 4}) {
@@ -252,13 +253,23 @@ TESSERA_RANKS_TEST_CASE("permute, and exchanges that are started before they are
 }
 
 TESSERA_RANKS_TEST_CASE("a rank that neither sends nor receives takes part in an all_to_all", {3}) {
+  const DeviceMesh mesh = line();
   // Ranks 0 and 2 exchange; rank 1 has nothing.
   const int64_t me = world()->rank();
   const std::vector<int64_t> counts = me == 1   ? std::vector<int64_t>{0, 0, 0}
                                       : me == 0 ? std::vector<int64_t>{0, 0, 4}
                                                 : std::vector<int64_t>{4, 0, 0};
-  const at::Tensor got = all_to_all(at::full({me == 1 ? 0 : 4}, me, on(at::kFloat)), counts, counts, line(), 0);
+  const at::Tensor got = all_to_all(at::full({me == 1 ? 0 : 4}, me, on(at::kFloat)), counts, counts, mesh, 0);
   CHECK(same(got, me == 1 ? at::empty({0}, on(at::kFloat)) : at::full({4}, 2 - me, on(at::kFloat))));
+}
+
+TESSERA_RANKS_TEST_CASE("a wrong scatter on a mesh dimension of one rank is this rank's error alone", {2}) {
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world());
+  const at::Tensor like = at::ones({3}, on(at::kFloat));
+  if (world()->rank() == 0) {
+    check_refused([&] { scatter(at::ones({1, 4}, on(at::kFloat)), like, mesh, 1, 0); }, "scatter: the source's input");
+  }
+  CHECK(same(all_reduce(like, mesh, 0, ReduceOp::kSum), like + like));
 }
 
 TESSERA_RANKS_TEST_CASE("broadcast and scatter bring the source's values, from every source", {1, 2, 3}) {
