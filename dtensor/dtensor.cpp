@@ -9,6 +9,7 @@
 
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/saved.h"
+#include "tessera/mesh/core/backward_pass.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 
 namespace tessera {
@@ -28,12 +29,18 @@ bool is_dtensor(const at::Tensor& t) { return detail::is_dtensor(t); }
 
 namespace {
 
+// Ends an error in backward: autograd makes zeros for a result of a user's own Function that nothing has used.
+constexpr const char* kUnusedResultHint =
+    ". In the backward of a torch::autograd::Function it may be the gradient of a result that nothing used: call "
+    "ctx->set_materialize_grads(false) in its forward, and expect an undefined gradient";
+
 const SpecPtr& held_spec(const at::Tensor& t) {
   if (detail::is_dtensor(t)) return detail::meta(t).spec;
   detail::refuse_deferred("a DTensor is needed", t);
   throw std::invalid_argument(
-      fmt::format("a plain tensor{} was given where a DTensor is needed; make one by from_local or distribute_tensor",
-                  t.defined() ? fmt::format(" [{}]", fmt::join(t.sizes(), ", ")) : " (undefined)"));
+      fmt::format("a plain tensor{} was given where a DTensor is needed; make one by from_local or distribute_tensor{}",
+                  t.defined() ? fmt::format(" [{}]", fmt::join(t.sizes(), ", ")) : " (undefined)",
+                  in_backward() ? kUnusedResultHint : ""));
 }
 
 }  // namespace

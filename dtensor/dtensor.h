@@ -55,6 +55,9 @@ struct FromLocalOptions {
 // which autograd sees writes in place, unless `local` is copied: with a mask; where it is not row-major on this rank
 // and no stride was given; and where its dimensions lie in memory in another order than the stride says.
 // Differentiable: the gradient is a plain tensor (see grad_placements), of zeros on a rank outside the mesh.
+// The result is no view for autograd: with gradients recorded, a write to it in place writes `local` too, and what is
+// computed from `local` afterwards has the new values without the write's derivative. Give a clone of what is used
+// again.
 // Communicates only with `check`: one all_reduce of 40 bytes and two all_gathers per mesh dimension.
 // Throws std::invalid_argument, alike on every rank, on placements and options that do not fit each other or the mesh.
 // This rank's tensor or mask (its sizes, dtype, device or sparse layout) may be wrong where those of other ranks are

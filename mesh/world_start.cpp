@@ -63,7 +63,8 @@ CpuBackend cpu_backend_for(const Environment& environment) {
   if (!built.empty()) return CpuBackend::kMpi;
   throw std::invalid_argument(
       "environment: TESSERA_BACKEND=mpi, and this build has no MPI; install libopenmpi-dev (tools/setup does), or set "
-      "MPI_HOME to another MPI, and build again without --define=tessera_mpi=false; or unset TESSERA_BACKEND");
+      "MPI_HOME to another MPI, and build again after `bazel shutdown`, without --define=tessera_mpi=false; or unset "
+      "TESSERA_BACKEND");
 }
 
 void check_members(const World& world, const std::vector<int64_t>& ranks) {

@@ -8,11 +8,11 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/core/tensor_lists.h"
+#include "tessera/mesh/core/backward_pass.h"
 
 namespace tessera::detail {
 namespace {
@@ -171,9 +171,6 @@ void ask(const c10::OperatorHandle& op, Stack& stack) {
   }
 }
 
-// LibTorch's formulas of backward make zeros, which are not recorded.
-bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
-
 // Throws for a DTensor among the arguments: the operator would have to compute now, and has no values.
 void refuse_values(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args) {
   each_tensor_of(args, [&](const at::Tensor& t) {
@@ -235,6 +232,7 @@ void defer(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* s
     }
     deferred = t;
   });
+  // In backward, LibTorch's formulas make zeros, which are not recorded.
   if (!deferred.defined() && (recording == nullptr || in_backward() || !makes(op, args))) return op.callBoxed(*stack);
   const Comparable pointers(args);
   if (!records(op.schema())) return ask(op, *stack);

@@ -11,13 +11,12 @@
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/collectives/replicated_check.h"
+#include "tessera/mesh/core/backward_pass.h"
 #include "tessera/mesh/core/in_memory.h"
 #include "tessera/ops/rules/rule.h"
 
@@ -45,8 +44,6 @@ bool contains(const std::array<const char*, N>& names, const std::string& name) 
   return std::any_of(names.begin(), names.end(), [&](const char* n) { return name == n; });
 }
 
-bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
-
 // Returns a hint for calls in forward mode, where LibTorch's formula may make plain zeros for an operand without a
 // tangent.
 std::string forward_mode_hint() {
@@ -58,6 +55,9 @@ std::string forward_mode_hint() {
 // Returns a hint on which call may have written a plain tensor into a DTensor, or beside one, without the caller seeing
 // it.
 std::string origin_hint(const Call& call, const at::Tensor& plain) {
+  if (call.traits.name == "aten::set_") {
+    return ". torch::load cannot fill DTensors: call it before parallelize_module, or load_weights afterwards";
+  }
   if (call.traits.name != "aten::copy_") return old_state_hint(call, plain);
   return ". torch::nn::init::orthogonal_ draws a plain tensor on each rank and copies it: tessera::orthogonal_ "
          "(tessera/dtensor/init.h) fills a DTensor in its place";
@@ -236,9 +236,6 @@ std::string old_state_hint(const Call& call, const at::Tensor& plain) {
     return detail::is_dtensor(*entry.tensor) && entry.tensor->sizes() == plain.sizes();
   });
   if (!alike || call.traits.written_args.empty()) return "";
-  if (call.traits.name == "aten::set_") {
-    return ". torch::load cannot fill DTensors: call it before parallelize_module, or load_weights afterwards";
-  }
   return ". If this is an optimizer's step: one that was made, stepped or filled by torch::load before "
          "parallelize_module keeps plain state; make it afterwards, and use load_optimizer";
 }

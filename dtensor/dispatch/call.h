@@ -99,9 +99,9 @@ std::string old_state_hint(const Call& call, const at::Tensor& plain);
 
 // Finds the call's tensors. Throws std::invalid_argument when DTensors are on different meshes, or when a plain tensor
 // of one dimension or more is among them outside ImplicitReplication and backward, or is on another device; the text
-// names the operator, shapes, placements and what to do. Under Checked, plain tensors are compared over the mesh; with
-// kTaken they are taken to be equal. In backward, a DTensor takes the place of a plain tensor that the call writes, not
-// in a list.
+// names the operator, shapes, placements and what to do. Under Checked, plain tensors are compared over the mesh
+// outside backward; with kTaken they are taken to be equal. In backward, a DTensor takes the place of a plain tensor
+// that the call writes, not in a list.
 enum class PlainTensors : uint8_t { kCompared, kTaken };
 Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack,
                PlainTensors plain_tensors = PlainTensors::kCompared);

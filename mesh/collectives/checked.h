@@ -22,7 +22,8 @@ namespace tessera {
 // shape, dtype, mesh dimension, step of the redistribution, and the number of the collective on the group, counted from
 // 1 while Checked is on; for all_to_all also the splits. If they differ, every rank of the group throws MismatchError,
 // whose text lists each rank's collective. No data has been sent then, and the job can go on. Plain tensors that an
-// operator or from_local treats as equal on every rank are compared by a hash of their values.
+// operator or from_local treats as equal on every rank are compared by a hash of their values; in backward, also in
+// hooks that run there, they are not.
 //
 // It applies to the whole World, on every mesh of it: all ranks must make and destroy it at the same point. Each check
 // costs a small all-gather, which CommCounter does not count. A fake world checks nothing, nor are collectives compared

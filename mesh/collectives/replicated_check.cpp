@@ -8,12 +8,11 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/mesh/check_state.h"
 #include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/backward_pass.h"
 #include "tessera/mesh/core/in_memory.h"
 #include "tessera/mesh/values_on_host.h"
 
@@ -37,7 +36,7 @@ void check_replicated(const at::Tensor& plain, const DeviceMesh& mesh, const std
                       const std::string& who) {
   World& world = mesh.world();
   if (!Checked::enabled(world) || !mesh.is_member() || plain.layout() != at::kStrided) return;
-  if (torch::autograd::get_current_graph_task_id() != -1) return;
+  if (in_backward()) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const InsideCheck inside(world.check_state());
   const std::string text = fmt::format("{} ({}) of content {:016x}", c10::toString(plain.scalar_type()),

@@ -1,6 +1,7 @@
 // Tests what code does around backward: torch::autograd::grad, hooks, anomaly mode, modes without gradients,
 // recomputation.
 
+#include <stdexcept>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -265,6 +266,35 @@ TEST_CASE("recomputation with dropout: the random state, saved and restored, giv
       CHECK((direct[0] == 0).sum().item<int64_t>() < direct[0].numel());
       for (std::size_t i = 0; i < direct.size(); ++i) CHECK(close(recomputed[i], direct[i]));
     }
+  });
+}
+
+namespace {
+
+// Reads its second gradient, which is a plain tensor of zeros if nothing used the second result.
+struct Pair : torch::autograd::Function<Pair> {
+  static torch::autograd::tensor_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                                              bool materialize) {
+    ctx->set_materialize_grads(materialize);
+    return {x * 2, x * 3};
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext*,
+                                               const torch::autograd::tensor_list& grads) {
+    at::Tensor out = grads[0] * 2;
+    if (grads[1].defined()) out = out + distribute_tensor(full_tensor(grads[1]) * 3, mesh_of(out), {Replicate()});
+    return {out, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a Function with a result that nothing used: the error names set_materialize_grads") {
+  on_lines([](const DeviceMesh& mesh) {
+    const at::Tensor x = leaf(sample({5, 6}), mesh, {S0});
+    CHECK_THROWS_WITH_AS(Pair::apply(x, true)[0].sum().backward(),
+                         doctest::Contains("ctx->set_materialize_grads(false)"), std::invalid_argument);
+    Pair::apply(x, false)[0].sum().backward();
+    CHECK(close(full_tensor(x.grad()), at::full({5, 6}, 2.0, on(at::kDouble))));
   });
 }
 
