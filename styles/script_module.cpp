@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 #include <torch/csrc/jit/api/function_impl.h>
@@ -227,6 +229,25 @@ void check_batch(const std::vector<at::IValue>& inputs, const torch::jit::Kwargs
 
 }  // namespace
 
+std::shared_ptr<torch::nn::Module> weights_of(const Module& module) {
+  const ModuleTree tree = tree_of(module);
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;
+  for (const ModuleNode& node : tree) {
+    modules.push_back(std::make_shared<torch::nn::Module>(node.type));
+    for (const auto& [name, tensor, is_parameter] : node.tensors) {
+      if (is_parameter) {
+        modules.back()->register_parameter(name, tensor, tensor.requires_grad());
+      } else {
+        modules.back()->register_buffer(name, tensor);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < tree.size(); ++i) {
+    for (const auto& [name, child] : tree[i].children) modules[i]->register_module(name, modules[child]);
+  }
+  return modules.front();
+}
+
 ModuleTree tree_of(const Module& root) {
   check_unfrozen(root);
   ModuleTree tree;
@@ -234,12 +255,17 @@ ModuleTree tree_of(const Module& root) {
   return tree;
 }
 
-at::IValue ParallelizedScript::forward(std::vector<at::IValue> inputs, const torch::jit::Kwargs& named) {
+at::IValue ParallelizedScript::run_method(const std::string& name, std::vector<at::IValue> inputs,
+                                          const torch::jit::Kwargs& named) {
   if (!calling_.split_mesh.empty() && !c10::InferenceMode::is_enabled())
     check_batch(inputs, named, calling_.split_mesh);
   const ImplicitReplication guard;
   const torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
-  return module_.forward(std::move(inputs), named);
+  return module_.get_method(name)(std::move(inputs), named);
+}
+
+at::IValue ParallelizedScript::forward(std::vector<at::IValue> inputs, const torch::jit::Kwargs& named) {
+  return run_method("forward", std::move(inputs), named);
 }
 
 ParallelizedScript parallelize_module(const Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,

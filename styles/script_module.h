@@ -1,9 +1,12 @@
 #pragma once
 
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <torch/csrc/jit/api/module.h>
+#include <torch/nn/module.h>
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/styles/module_tree.h"
@@ -28,6 +31,8 @@ class ParallelizedScript {
     return forward({at::IValue(std::forward<Args>(args))...});
   }
   at::IValue forward(std::vector<at::IValue> inputs, const torch::jit::Kwargs& named = {});
+  // Calls another method in the same way. Throws c10::Error, as LibTorch does, if there is no such method.
+  at::IValue run_method(const std::string& name, std::vector<at::IValue> inputs, const torch::jit::Kwargs& named = {});
 
   torch::jit::Module* operator->() { return &module_; }
   torch::jit::Module& handle() { return module_; }
@@ -46,6 +51,13 @@ class ParallelizedScript {
 // module, whose weights are constants of its code, and for a Prepare style, which needs hooks.
 ParallelizedScript parallelize_module(const torch::jit::Module& module, const DeviceMesh& mesh,
                                       const ParallelPlan& plan, const ParallelizeOptions& options = {});
+
+// Returns a module of torch::nn that has the submodules, parameters and buffers of a TorchScript module under their
+// names, and no forward. The tensors are the same, so that save_weights, load_weights, training states, optimizers and
+// clip_grad_norm_, which take a torch::nn::Module or its parameters, work on those of `module`. Call it after
+// parallelize_module: a tensor that replaces one of `module` later, as its to() makes them, is not seen. Does not
+// communicate. Throws std::invalid_argument when `module` is frozen or optimized.
+std::shared_ptr<torch::nn::Module> weights_of(const torch::jit::Module& module);
 
 // Returns the modules of a TorchScript module. Throws std::invalid_argument when it is frozen or optimized.
 ModuleTree tree_of(const torch::jit::Module& root);

@@ -239,6 +239,14 @@ TESSERA_RANKS_TEST_CASE("docs/styles.md: TorchScript", {2}) {
   auto tp = tessera::parallelize_module(script, mesh, plan);
   const at::Tensor y = tp(x).toTensor();
   CHECK(torch::equal(tessera::full_tensor(y), torch::full({3, 4}, 2.0)));
+  const std::string path = "script_weights.safetensors";
+  const auto weights = tessera::weights_of(script);
+  torch::optim::AdamW optimizer(weights->parameters());
+  tessera::save_weights(*weights, path);
+  torch::jit::Module again = torch::jit::load(file);
+  torch::nn::init::zeros_(again.attr("weight").toTensor());
+  tessera::load_weights(*tessera::weights_of(again), path);
+  CHECK(torch::equal(again.forward({x}).toTensor(), torch::full({3, 4}, 2.0)));
 }
 
 TESSERA_RANKS_TEST_CASE("docs/meshes.md: slices, and mesh dimensions merged or split", {4}) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/optim/adam.h>
 #include <torch/script.h>
 
 #include <doctest/doctest.h>
@@ -17,9 +18,12 @@
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/io/training_state.h"
+#include "tessera/dtensor/io/weights.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/script_module.h"
+#include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tests/dtensor/whole_value.h"
 #include "tessera/tests/styles/fake_mesh.h"
 
@@ -253,6 +257,79 @@ TEST_CASE(
   CHECK(placed(mlp.attr("c_fc").toModule(), "bias") == Placements{Shard(0)});
   CHECK(placed(mlp.attr("c_proj").toModule(), "weight") == Placements{Shard(0)});
   CHECK(placed(mlp.attr("c_proj").toModule(), "bias") == Placements{Replicate()});
+}
+
+TEST_CASE(
+    "weights_of: a script module is trained, saved, and resumed on other ranks, and its file loads on one device") {
+  const TempFolder folder;
+  const Row row = rows()[2];  // the model
+  const auto parts = [&](const DeviceMesh& mesh, const auto& body) {
+    torch::jit::Module module = load(row.name);
+    auto tp = parallelize_module(module, mesh, row.plan);
+    const auto weights = weights_of(module);
+    torch::optim::Adam optimizer(weights->parameters(), torch::optim::AdamOptions(0.01));
+    TrainingState state = {.mesh = mesh, .model = *weights, .optimizer = &optimizer};
+    const auto step = [&] {
+      optimizer.zero_grad();
+      tp(row.input).toTensor().square().mean().backward();
+      optimizer.step();
+    };
+    body(state, step, *weights);
+  };
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    parts(init_device_mesh("cpu", {2}, {"tp"}, world), [&](TrainingState& state, const auto& step, auto&) {
+      step();
+      state.step = 1;
+      save_training_state(state, folder / "states");
+    });
+  });
+  run_in_process(3, [&](const std::shared_ptr<World>& world) {
+    parts(init_device_mesh("cpu", {3}, {"tp"}, world), [&](TrainingState& state, const auto& step, auto& weights) {
+      CHECK(load_newest_training_state(state, folder / "states"));
+      step();
+      save_weights(weights, folder / "m.safetensors");
+    });
+  });
+  torch::jit::Module whole = load(row.name), loaded = load(row.name);
+  torch::optim::Adam optimizer(weights_of(whole)->parameters(), torch::optim::AdamOptions(0.01));
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    whole.forward({row.input}).toTensor().square().mean().backward();
+    optimizer.step();
+  }
+  load_weights(*weights_of(loaded), folder / "m.safetensors");
+  CHECK(scaled_difference(loaded.forward({row.input}).toTensor(), whole.forward({row.input}).toTensor()) <= 1e-9);
+}
+
+TEST_CASE("run_method calls another method as forward is called") {
+  run_in_process(2, [](const std::shared_ptr<World>& world) {
+    torch::jit::Module module("Scale");
+    module.register_attribute("training", c10::BoolType::get(), true);
+    module.register_parameter("weight", torch::full({4}, 2.0), /*is_buffer=*/false);
+    module.define("def forward(self, x):\n  return x * self.weight\n");
+    module.define("def twice(self, x, more: int):\n  return self.forward(self.forward(x)) + more\n");
+    auto tp = parallelize_module(module, init_device_mesh("cpu", {2}, {"tp"}, world), {});
+    const at::Tensor x = torch::ones({3, 4});
+    CHECK(full_tensor(tp.run_method("twice", {x}, {{"more", 1}}).toTensor()).equal(torch::full({3, 4}, 5.0)));
+    CHECK_THROWS_WITH(tp.run_method("thrice", {x}), doctest::Contains("thrice"));
+  });
+}
+
+TEST_CASE("weights_of keeps names, what is frozen, and buffers") {
+  torch::jit::Module module("Scale"), inner("Inner");
+  module.register_attribute("training", c10::BoolType::get(), true);
+  inner.register_attribute("training", c10::BoolType::get(), true);
+  inner.register_parameter("weight", torch::ones({4}).requires_grad_(), /*is_buffer=*/false);
+  inner.register_parameter("fixed", torch::ones({4}), /*is_buffer=*/false);
+  inner.register_parameter("count", torch::zeros({}), /*is_buffer=*/true);
+  inner.define("def forward(self, x):\n  return x * self.weight + self.fixed + self.count\n");
+  module.register_module("inner", inner);
+  module.define("def forward(self, x):\n  return self.inner.forward(x)\n");
+  const auto weights = weights_of(module);
+  CHECK(weights->named_parameters()["inner.weight"].is_same(inner.attr("weight").toTensor()));
+  CHECK(weights->named_parameters()["inner.weight"].requires_grad());
+  CHECK_FALSE(weights->named_parameters()["inner.fixed"].requires_grad());
+  CHECK(weights->named_buffers()["inner.count"].is_same(inner.attr("count").toTensor()));
 }
 
 TEST_CASE("data_placement: gathered in forward and backward of TorchScript too") {
