@@ -4,11 +4,13 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -97,8 +99,12 @@ std::size_t add_module(ModuleTree& tree, const Module& module, const std::string
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     node.tensors.push_back({.name = item.name, .tensor = item.value, .is_parameter = true});
   }
-  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
-    node.tensors.push_back({.name = item.name, .tensor = item.value, .is_parameter = false});
+  // named_buffers leaves out those whose declared type is Optional[Tensor].
+  for (std::size_t i = 0; i < module.type()->numAttributes(); ++i) {
+    const at::IValue value = module._ivalue()->getSlot(i);
+    if (!module.type()->is_buffer(i) || !value.isTensor() || !value.toTensor().defined()) continue;
+    node.tensors.push_back(
+        {.name = module.type()->getAttributeName(i), .tensor = value.toTensor(), .is_parameter = false});
   }
   note_kind(node, module);
   for (const auto& item : module.named_children()) {
@@ -232,10 +238,13 @@ void check_batch(const std::vector<at::IValue>& inputs, const torch::jit::Kwargs
 std::shared_ptr<torch::nn::Module> weights_of(const Module& module) {
   const ModuleTree tree = tree_of(module);
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
+  std::set<const void*> seen;
   for (const ModuleNode& node : tree) {
     modules.push_back(std::make_shared<torch::nn::Module>(node.type));
     for (const auto& [name, tensor, is_parameter] : node.tensors) {
-      if (is_parameter) {
+      // register_parameter sets requires_grad, which an inference tensor takes in inference mode alone.
+      const c10::InferenceMode inference(c10::InferenceMode::is_enabled() || tensor.is_inference());
+      if (is_parameter && seen.insert(tensor.unsafeGetTensorImpl()).second) {
         modules.back()->register_parameter(name, tensor, tensor.requires_grad());
       } else {
         modules.back()->register_buffer(name, tensor);

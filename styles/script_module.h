@@ -54,9 +54,12 @@ ParallelizedScript parallelize_module(const torch::jit::Module& module, const De
 
 // Returns a module of torch::nn that has the submodules, parameters and buffers of a TorchScript module under their
 // names, and no forward. The tensors are the same, so that save_weights, load_weights, training states, optimizers and
-// clip_grad_norm_, which take a torch::nn::Module or its parameters, work on those of `module`. Call it after
-// parallelize_module: a tensor that replaces one of `module` later, as its to() makes them, is not seen. Does not
-// communicate. Throws std::invalid_argument when `module` is frozen or optimized.
+// clip_grad_norm_, which take a torch::nn::Module or its parameters, work on those of `module`. A parameter that has
+// several names is a parameter by the first of them, so that an optimizer updates it once, and a buffer by the others.
+// Call it after parallelize_module. A tensor that replaces one of `module` later is not seen: where forward assigns a
+// buffer (self.n = ...), call weights_of again before each save and load. Does not communicate. Throws
+// std::invalid_argument, in the words of parallelize_module, when `module` is frozen or optimized, or calls
+// torch.jit.fork.
 std::shared_ptr<torch::nn::Module> weights_of(const torch::jit::Module& module);
 
 // Returns the modules of a TorchScript module. Throws std::invalid_argument when it is frozen or optimized.

@@ -345,6 +345,15 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
 // for. It is written in other operators, so that a style's contracts and cut heads apply. Where a mask is true, nothing
 // is attended to. Mask type 0 is for positions, type 1 for padded keys.
 
+// Throws where LibTorch does, rather than broadcast a mask. `scores` are (batch, heads, length, length).
+void check_mask(const at::Tensor& mask, int64_t type, const std::vector<int64_t>& scores) {
+  const std::vector<std::vector<int64_t>> wanted = {{scores[2], scores[3]}, {scores[0], scores[3]}, scores};
+  if (type < 0 || type > 2 || mask.sizes() == at::IntArrayRef(wanted[static_cast<std::size_t>(type)])) return;
+  throw std::invalid_argument(
+      fmt::format("_native_multi_head_attention: a mask of [{}] with mask_type {}; give one of [{}]",
+                  fmt::join(mask.sizes(), ", "), type, fmt::join(wanted[static_cast<std::size_t>(type)], ", ")));
+}
+
 std::tuple<at::Tensor, at::Tensor> native_attention(const at::Tensor& query, const at::Tensor& key,
                                                     const at::Tensor& value, int64_t embed_dim, int64_t heads,
                                                     const at::Tensor& in_weight, const at::Tensor& in_bias,
@@ -352,15 +361,17 @@ std::tuple<at::Tensor, at::Tensor> native_attention(const at::Tensor& query, con
                                                     const Optional& mask, bool need_weights, bool average,
                                                     std::optional<int64_t> mask_type) {
   const bool masked = mask && mask->defined();
-  if (query.sizes() != key.sizes() || key.sizes() != value.sizes()) {
-    throw std::invalid_argument(
-        fmt::format("_native_multi_head_attention: query [{}], key [{}], value [{}]; give three tensors of one shape",
-                    fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", "), fmt::join(value.sizes(), ", ")));
+  if (query.dim() != 3 || query.sizes() != key.sizes() || key.sizes() != value.sizes()) {
+    throw std::invalid_argument(fmt::format(
+        "_native_multi_head_attention: query [{}], key [{}], value [{}]; give three tensors of one shape, [batch, "
+        "length, features]",
+        fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", "), fmt::join(value.sizes(), ", ")));
   }
   if (masked && !mask_type) {
     throw std::invalid_argument(
         "_native_multi_head_attention: a mask without mask_type; give 0 for a mask of positions, 1 for one of keys");
   }
+  if (masked) check_mask(*mask, *mask_type, {query.size(0), heads, query.size(1), query.size(1)});
   const std::vector<at::Tensor> weights = in_weight.chunk(3), biases = in_bias.chunk(3);
   const int64_t head_dim = embed_dim / heads;
   const auto project = [&](const at::Tensor& x, std::size_t i) {

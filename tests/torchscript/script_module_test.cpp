@@ -1,5 +1,6 @@
 // Compares TorchScript modules under plans with the same modules in one process.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -291,7 +292,13 @@ TEST_CASE(
     });
   });
   torch::jit::Module whole = load(row.name), loaded = load(row.name);
-  torch::optim::Adam optimizer(weights_of(whole)->parameters(), torch::optim::AdamOptions(0.01));
+  std::vector<at::Tensor> parameters;  // the embedding and the head are one
+  for (const at::Tensor& p : whole.parameters()) {
+    const auto is_p = [&](const at::Tensor& other) { return other.is_same(p); };
+    if (std::ranges::none_of(parameters, is_p)) parameters.push_back(p);
+  }
+  CHECK(parameters.size() + 1 == whole.parameters().size());
+  torch::optim::Adam optimizer(parameters, torch::optim::AdamOptions(0.01));
   for (int step = 0; step < 2; ++step) {
     optimizer.zero_grad();
     whole.forward({row.input}).toTensor().square().mean().backward();
@@ -322,6 +329,9 @@ TEST_CASE("weights_of keeps names, what is frozen, and buffers") {
   inner.register_parameter("weight", torch::ones({4}).requires_grad_(), /*is_buffer=*/false);
   inner.register_parameter("fixed", torch::ones({4}), /*is_buffer=*/false);
   inner.register_parameter("count", torch::zeros({}), /*is_buffer=*/true);
+  inner.type()->addAttribute("maybe", c10::OptionalType::create(c10::TensorType::get()), /*is_parameter=*/false,
+                             /*is_buffer=*/true);
+  inner.setattr("maybe", torch::ones({2}));
   inner.define("def forward(self, x):\n  return x * self.weight + self.fixed + self.count\n");
   module.register_module("inner", inner);
   module.define("def forward(self, x):\n  return self.inner.forward(x)\n");
@@ -330,6 +340,7 @@ TEST_CASE("weights_of keeps names, what is frozen, and buffers") {
   CHECK(weights->named_parameters()["inner.weight"].requires_grad());
   CHECK_FALSE(weights->named_parameters()["inner.fixed"].requires_grad());
   CHECK(weights->named_buffers()["inner.count"].is_same(inner.attr("count").toTensor()));
+  CHECK(weights->named_buffers()["inner.maybe"].is_same(inner.attr("maybe").toTensor()));
 }
 
 TEST_CASE("data_placement: gathered in forward and backward of TorchScript too") {
