@@ -87,11 +87,12 @@ TESSERA_RANKS_TEST_CASE("a mask that does not fit is refused, and the job goes o
   const DeviceMesh mesh = line();
   const at::Tensor q = spread(sample({4, 2, 4, 8}), mesh, {S0});
   const auto refused = [&](const at::Tensor& mask, const char* text) {
-    CHECK_THROWS_WITH_AS(attend(q, q, q, spread(mask, mesh, {R}), false), doctest::Contains(text), c10::Error);
+    CHECK_THROWS_WITH(attend(q, q, q, spread(mask, mesh, {R}), false), doctest::Contains(text));
     CHECK(full_tensor(q.sum()).dim() == 0);
   };
   refused(sample({4, 5}), "(5) at non-singleton dimension 3");
-  refused(whole_numbers({4, 4}, at::kLong), "Expected attn_mask dtype to be bool or float or to match query dtype");
+  refused(whole_numbers({4, 4}, at::kLong),
+          "the mask is of Long, the query of Double; give a mask of bool, of float or of");
 }
 
 TESSERA_RANKS_TEST_CASE("an image pooled or resized in channels-last can be viewed by its strides", {1, 2, 3}) {
