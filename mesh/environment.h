@@ -55,13 +55,13 @@ struct Environment {
 //   MPICH      PMI_RANK, PMI_SIZE [, MPI_LOCALRANKID, MPI_LOCALNRANKS]
 //   Slurm      SLURM_PROCID and SLURM_STEP_NUM_TASKS (or SLURM_NTASKS, SLURM_NPROCS), only inside a step
 //              (SLURM_STEP_ID): a plain salloc or sbatch shell has SLURM_NTASKS too and is one process
-// Where the first set has no local numbers, they are those of a set below it that agrees on rank and size.
 // TESSERA_* is explicit and is compared with nothing. The other sets must agree on rank and size where several are
-// present. A Slurm step with one task per node in which another launcher has started more ranks holds that launcher's
-// daemons, not ranks, and is ignored. So are the sets of Slurm and MPICH where they describe one task on this node, in
-// which torchrun itself (TORCHELASTIC_RUN_ID) has started this process, as in `srun --ntasks-per-node=1 torchrun`.
-// Without any local numbers all ranks count as being on one host when TESSERA_STORE is set or MASTER_ADDR is a loopback
-// address; otherwise each rank counts as alone on its host.
+// present; where the first of them has no local numbers, those of the next one that has some count. A Slurm step with
+// one task per node in which another launcher has started more ranks holds that launcher's daemons, not ranks, and is
+// ignored. So are the sets of Slurm and MPICH where they describe one task on this node, in which torchrun itself
+// (TORCHELASTIC_RUN_ID) has started this process, as in `srun --ntasks-per-node=1 torchrun`. Without any local numbers
+// all ranks count as being on one host when TESSERA_STORE is set or MASTER_ADDR is a loopback address; otherwise each
+// rank counts as alone on its host.
 //
 // Throws std::invalid_argument, listing the variables seen, on sets that disagree, an incomplete set, values that are
 // not whole numbers, ranks outside [0, size), and TESSERA_BACKEND=mpi for several processes to which no MPI launcher
