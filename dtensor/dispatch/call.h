@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "tessera/dtensor/core/spec.h"
 #include "tessera/dtensor/core/tensor.h"
+#include "tessera/ops/rules/rule.h"
 
 namespace tessera::dispatch {
 
@@ -29,7 +31,7 @@ struct OpTraits {
   std::string name;       // "aten::add_"
   std::string rule_name;  // "add", by which find_rule finds the operator's rule
   std::size_t num_args = 0;
-  std::vector<bool> number_arg;           // per argument: a Scalar of which the rule uses only the type
+  std::vector<bool> number_arg;           // per argument: a Scalar of which the library's rule uses only the type
   std::vector<std::size_t> written_args;  // arguments written in place or as out=, in schema order
   std::vector<std::size_t> out_args;      // those of written_args that are out= arguments
   std::vector<int> written_results;       // for each written argument, the index of the result that it is, or -1
@@ -37,7 +39,7 @@ struct OpTraits {
   int dropout_arg = -1;          // the argument dropout_p: if it is 0, nothing is drawn
   int divisor_arg = -1;          // the tensor by which others are divided
   bool random = false;           // draws random numbers
-  bool uses_numbers = false;     // the rule may use the values of Scalars, and not their types alone
+  bool uses_numbers = false;     // the library's rule may use the values of Scalars, and not their types alone
   bool scales = false;           // multiplies or divides its tensors by numbers
   bool keeps_contract = false;   // returns the same logical tensor or a part of it, which gets its contract
   bool view = false;             // the result aliases an input
@@ -45,6 +47,11 @@ struct OpTraits {
   bool changes_shape_in_place = false;
 
   explicit OpTraits(const c10::OperatorHandle& op);
+
+  // Says whether a decision holds for one value of each Scalar alone. A user's rule may be registered at any time.
+  bool decides_by_numbers() const {
+    return uses_numbers || (rules::any_replaced.load(std::memory_order_relaxed) && rules::is_replaced(rule_name));
+  }
 };
 
 // Holds a plain tensor that an operator writes in backward, and the DTensor over the same memory that the call has in

@@ -3,10 +3,10 @@
 #include <stdexcept>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "tessera/dtensor/dispatch/decision.h"
 #include "tessera/dtensor/dispatch/meta_run.h"
+#include "tessera/dtensor/dispatch/refused_calls.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/placement/plan.h"
 
@@ -26,7 +26,7 @@ class Decider {
         considered_(considered) {}
 
   DecisionPtr run() {
-    refuse_unsupported();
+    refuse_unsupported(call_);
     const rules::RuleFn rule = rules::find_rule(call_.traits.rule_name);
     const bool decided = rule != nullptr && decide_by_rule(rule);
     if (!decided) replicate();
@@ -36,85 +36,6 @@ class Decider {
   }
 
  private:
-  // ---- Checks
-  void refuse_unsupported() const {
-    const OpTraits& traits = call_.traits;
-    if (traits.changes_shape_in_place) {
-      throw std::invalid_argument(
-          fmt::format("{}: a DTensor cannot change its shape or storage in place ({}); use the operator "
-                      "without the trailing underscore",
-                      traits.name, to_string(first_spec_)));
-    }
-    refuse_other_layouts();
-    refuse_another_device();
-    refuse_cut_statistics();
-    for (const TensorArg& entry : call_.tensors) {
-      if (!call_.writes(entry)) continue;
-      if (!entry.tensor->defined()) continue;
-      if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor)) {
-        throw std::invalid_argument(fmt::format(
-            "{}: a plain tensor [{}] would be written with the value of a DTensor, {}; make it a DTensor, by "
-            "zeros_like or new_zeros of one, tessera::zeros or distribute_tensor, or write full_tensor of "
-            "the value{}",
-            traits.name, fmt::join(entry.tensor->sizes(), ", "), to_string(first_spec_),
-            old_state_hint(call_, *entry.tensor)));
-      }
-      if (traits.random && entry.spec->partial) {
-        throw std::invalid_argument(fmt::format(
-            "{}: random numbers cannot be drawn into a pending reduction, {}; redistribute to Replicate or Shard first",
-            traits.name, to_string(*entry.spec)));
-      }
-    }
-  }
-
-  // The local tensors of a DTensor are strided, and to_dense returns a DTensor as it is.
-  void refuse_other_layouts() const {
-    const std::string& name = call_.traits.name;
-    if (!name.starts_with("aten::_to_sparse") && name != "aten::to_mkldnn") return;
-    throw std::invalid_argument(
-        fmt::format("{}: a DTensor's pieces are strided ({}); call full_tensor, or to_local for this rank's piece, and "
-                    "convert that",
-                    name, to_string(first_spec_)));
-  }
-
-  // Pieces on another device would leave the mesh behind: the next collective would send tensors of another device.
-  void refuse_another_device() const {
-    const c10::FunctionSchema& schema = call_.op.schema();
-    const auto argument = schema.argumentIndexWithName("device");
-    // Operators that make a tensor have both arguments; an out= has its own device.
-    if (!argument || !schema.argumentIndexWithName("layout") || schema.returns().empty()) return;
-    const at::IValue& given = call_.arg(static_cast<std::size_t>(*argument));
-    if (given.isNone() || given.toDevice().is_meta()) return;
-    const c10::Device device = given.toDevice(), own = first_spec_.mesh.device();
-    if (device.type() == own.type() && (device.is_cpu() || !device.has_index() || device == own)) return;
-    if (call_.traits.name != "aten::_to_copy") {
-      throw std::invalid_argument(
-          fmt::format("{}: {} would give a tensor on {}, where its mesh is not; leave the device out, or call it on "
-                      "to_local(x) for "
-                      "a plain tensor",
-                      call_.traits.name, to_string(first_spec_), device.str()));
-    }
-    throw std::invalid_argument(fmt::format(
-        "to: {} would go to {}, where its mesh is not; redistribute_to(x, mesh) goes to a mesh on another device, and "
-        "full_tensor(x).to(device) gives the whole value as a plain tensor",
-        to_string(first_spec_), device.str()));
-  }
-
-  // In training, norms write their running statistics, which their schemas do not declare: the update of a gathered
-  // copy would be lost.
-  void refuse_cut_statistics() const {
-    const auto training = call_.op.schema().argumentIndexWithName("training");
-    if (training && !call_.arg(static_cast<std::size_t>(*training)).toBool()) return;
-    if (call_.traits.rule_name.ends_with("_no_training")) return;
-    for (const TensorArg& entry : call_.tensors) {
-      const std::string& argument = call_.op.schema().arguments()[entry.arg].name();
-      if (argument != "running_mean" && argument != "running_var") continue;
-      if (entry.spec == nullptr || all_replicate(entry.spec->placements)) continue;
-      throw std::invalid_argument(fmt::format("{}: {} is {}, and could not be updated; redistribute it to Replicate",
-                                              call_.traits.name, argument, to_string(*entry.spec)));
-    }
-  }
-
   bool is_out(const TensorArg& entry) const {
     return std::find(call_.traits.out_args.begin(), call_.traits.out_args.end(), entry.arg) !=
            call_.traits.out_args.end();
@@ -165,6 +86,8 @@ class Decider {
       outputs.clear();
       for (const MetaResult& r : *meta_results_) outputs.push_back(r.info);
     }
+    if (!call_.traits.name.starts_with("aten::") || rules::is_replaced(call_.traits.rule_name))
+      rules::check_strategies(rule, call.inputs, outputs, call_.traits.name);
     check_written_sizes(outputs);
     std::vector<TensorInfo> inputs = call.inputs;
     run_misfits_whole(rule, inputs);
@@ -323,7 +246,8 @@ class Decider {
     if (!choice.kernel.empty()) {
       const LocalKernelEntry entry = find_local_kernel(choice.kernel);
       decision_.kernel = entry.kernel;
-      decision_.communicates |= entry.traits.communicates;
+      kernel_communicates_ = entry.traits.communicates;
+      decision_.communicates |= kernel_communicates_;
       decision_.make_dense |= entry.traits.rearranges;
       kernel_is_operator_ = entry.traits.makes_contiguous;
     }
@@ -435,7 +359,7 @@ class Decider {
       decision_.ranks_differ |= spec->sharded || spec->partial;
       empty &= spec->local_numel() == 0 && spec->numel() != 0;
     }
-    decision_.nothing_here = empty && !call_.traits.view;
+    decision_.nothing_here = empty && !call_.traits.view && !kernel_communicates_;
     decision_.operator_alone = first_spec_.mesh.is_member() && !decision_.nothing_here && !decision_.write_back &&
                                decision_.moves.empty() && decision_.halos == nullptr && kernel_is_operator_ &&
                                !decision_.outputs_from_local && call_.traits.out_args.empty() && !draws() &&
@@ -449,6 +373,7 @@ class Decider {
   std::vector<rules::Considered>* const considered_;
   Decision decision_;
   bool kernel_is_operator_ = true;                       // on contiguous pieces; see Decision::operator_alone
+  bool kernel_communicates_ = false;                     // every rank runs it, also for an empty piece
   bool counts_as_ruled_ = true;                          // the rule fits these arguments, or nothing is redistributed
   std::optional<std::vector<MetaResult>> meta_results_;  // the results on the meta device; see run_on_meta
   std::vector<std::size_t> rule_inputs_;                 // for each input of the rule, its index in call_.tensors

@@ -48,7 +48,7 @@ struct Decision {
   bool communicates = false;  // moves, halos or the kernel communicate
   bool ranks_differ = false;  // some tensor is not replicated: an error may occur on this rank alone
   bool write_back = false;    // written arguments are computed in copies laid out as `inputs`, and copied back
-  bool nothing_here = false;  // every result's piece is empty on this rank: the operator does not run
+  bool nothing_here = false;  // every result's piece is empty on this rank, and no kernel communicates: nothing runs
   // Only the operator runs: no redistribution, halo or copy, and no kernel, or one that is needed only where a piece is
   // not contiguous (LocalKernelTraits::makes_contiguous).
   bool operator_alone = false;

@@ -68,6 +68,7 @@ void append_tensor(const TensorArg& entry, Key& key) {
 }  // namespace
 
 bool append_key(const Call& call, Key& key) {
+  const bool by_numbers = call.traits.decides_by_numbers();
   std::size_t next = 0;  // in call.tensors, which are in schema order
   for (std::size_t i = 0; i < call.traits.num_args; ++i) {
     const std::size_t begin = next;
@@ -77,7 +78,7 @@ bool append_key(const Call& call, Key& key) {
       for (std::size_t t = begin; t < next; ++t) append_tensor(call.tensors[t], key);
     } else if (detail::is_tensor_list(call.arg(i))) {
       key.tensors(0);
-    } else if (!append_value(call.arg(i), call.traits.number_arg[i], key)) {
+    } else if (!append_value(call.arg(i), call.traits.number_arg[i] && !by_numbers, key)) {
       return false;
     }
   }

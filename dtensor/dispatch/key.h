@@ -62,7 +62,7 @@ class Key {
     }
     put(bits);
   }
-  // Appends a number's type, which takes part in type promotion, and not its value (OpTraits::number_arg).
+  // Appends a number's type, which takes part in type promotion, and not its value (OpTraits::decides_by_numbers).
   void number(bool is_int, bool is_double, bool is_bool) {
     put(kNumber + 16UL * (is_int ? 1U : is_double ? 2U : is_bool ? 3U : 4U));
   }

@@ -36,7 +36,8 @@ struct LocalCall {
 // callBoxed.
 using LocalKernel = void (*)(const LocalCall& call, torch::jit::Stack& stack);
 
-// `communicates`: the kernel runs a collective itself. `writes_out`: it writes results to the out= tensors among its
+// `communicates`: the kernel runs a collective itself, so that every rank of the mesh runs it; the others are not run
+// where all results' pieces are empty. `writes_out`: it writes results to the out= tensors among its
 // arguments. `rearranges`: its results may have other strides than the operator's. `makes_contiguous`: it calls the
 // operator on inputs that it makes contiguous, and does nothing else, so that it is left out where all of them are.
 struct LocalKernelTraits {

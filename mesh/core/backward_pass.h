@@ -1,6 +1,5 @@
 #pragma once
 
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 namespace tessera {

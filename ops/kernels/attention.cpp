@@ -1,4 +1,4 @@
-// Handles scaled_dot_product_attention and torch.nn.MultiheadAttention on DTensors, before LibTorch picks a kernel.
+// Handles scaled_dot_product_attention on DTensors, before LibTorch picks a kernel.
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,6 @@
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/add.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/logical_not.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
@@ -23,18 +22,15 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include "tessera/dtensor/core/memory_order.h"
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dispatch/gather.h"
-#include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random/draws.h"
 #include "tessera/dtensor/tangent.h"
-#include "tessera/ops/kernels/arguments.h"
 #include "tessera/ops/kernels/blocked_attention.h"
 
 namespace tessera {
@@ -93,12 +89,10 @@ bool mask_fits(const at::Tensor& mask, const at::Tensor& query, const Placements
   return true;
 }
 
-// Checks the mask's shape and dtype, since an error of LibTorch's on the pieces would fail the job.
-bool mask_is_valid(const Operands& in) {
-  const at::Tensor& mask = *in.mask;
-  const bool type = mask.scalar_type() == at::kBool || mask.scalar_type() == in.query.scalar_type();
-  return type &&
-         at::is_expandable_to(mask.sizes(), {in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)});
+// Returns whether the mask broadcasts to the scores. An error of LibTorch's on the pieces would fail the job.
+bool mask_expands(const Operands& in) {
+  const std::vector<int64_t> scores = {in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)};
+  return at::is_expandable_to(in.mask->sizes(), scores);
 }
 
 // Returns whether each rank's heads of queries use its own heads of keys, of which each serves a group of the former.
@@ -126,7 +120,7 @@ bool fits_pieces(const Operands& in, bool grouped) {
   }
   if (!at::isFloatingType(in.query.scalar_type())) return false;
   if (in.key.size(1) != in.value.size(1) || (!grouped && in.key.size(1) != in.query.size(1))) return false;
-  if (in.masked() && !mask_is_valid(in)) return false;
+  if (in.masked() && !mask_expands(in)) return false;
   const Placements& placements = placements_of(in.query);
   const auto whole_heads = [](const Placement& p) { return p.is_replicate() || p == items || p == heads; };
   return in.query.size(3) == in.key.size(3) && in.key.size(2) == in.value.size(2) &&
@@ -138,15 +132,19 @@ bool fits_pieces(const Operands& in, bool grouped) {
 // heads; for such a piece only the sizes and the graph are made.
 at::Tensor on_plain(const Operands& in, bool causal, std::optional<double> scale) {
   const bool grouped = in.query.size(1) != in.key.size(1);
-  if (in.query.size(0) * in.query.size(1) > 0)
-    return at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask, 0, causal, scale, grouped);
+  if (in.query.size(0) * in.query.size(1) > 0) {
+    Optional mask = in.mask;
+    // LibTorch's kernels for GPUs take no mask of float beside 16-bit numbers.
+    if (in.masked() && !in.query.is_cpu() && mask->scalar_type() != at::kBool) mask = mask->to(in.query.scalar_type());
+    return at::scaled_dot_product_attention(in.query, in.key, in.value, mask, 0, causal, scale, grouped);
+  }
   if (grouped) {
     const int64_t heads = in.query.size(1) / in.key.size(1);
     const at::Tensor key = in.key.repeat_interleave(heads, 1), value = in.value.repeat_interleave(heads, 1);
     return on_plain({in.query, key, value, in.mask}, causal, scale);
   }
   at::Tensor scores = at::matmul(in.query, in.key.transpose(-2, -1));
-  if (in.masked()) scores = at::add(scores, *as_terms(in.mask, scores.scalar_type()));
+  if (in.masked()) scores = at::add(scores, as_terms(in.mask, scores.scalar_type())->to(scores.scalar_type()));
   return at::matmul(scores, in.value);
 }
 
@@ -340,69 +338,6 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
                     .mask = cut_mask ? cut_mask : mask};
   return attention_of(in, dropout, causal, scale, grouped);
 }
-
-// ---- the whole attention module in one operator, which torch.nn.MultiheadAttention calls where no gradient is asked
-// for. It is written in other operators, so that a style's contracts and cut heads apply. Where a mask is true, nothing
-// is attended to. Mask type 0 is for positions, type 1 for padded keys.
-
-// Throws where LibTorch does, rather than broadcast a mask. `scores` are (batch, heads, length, length).
-void check_mask(const at::Tensor& mask, int64_t type, const std::vector<int64_t>& scores) {
-  const std::vector<std::vector<int64_t>> wanted = {{scores[2], scores[3]}, {scores[0], scores[3]}, scores};
-  if (type < 0 || type > 2 || mask.sizes() == at::IntArrayRef(wanted[static_cast<std::size_t>(type)])) return;
-  throw std::invalid_argument(
-      fmt::format("_native_multi_head_attention: a mask of [{}] with mask_type {}; give one of [{}]",
-                  fmt::join(mask.sizes(), ", "), type, fmt::join(wanted[static_cast<std::size_t>(type)], ", ")));
-}
-
-std::tuple<at::Tensor, at::Tensor> native_attention(const at::Tensor& query, const at::Tensor& key,
-                                                    const at::Tensor& value, int64_t embed_dim, int64_t heads,
-                                                    const at::Tensor& in_weight, const at::Tensor& in_bias,
-                                                    const at::Tensor& out_weight, const at::Tensor& out_bias,
-                                                    const Optional& mask, bool need_weights, bool average,
-                                                    std::optional<int64_t> mask_type) {
-  const bool masked = mask && mask->defined();
-  if (query.dim() != 3 || query.sizes() != key.sizes() || key.sizes() != value.sizes()) {
-    throw std::invalid_argument(fmt::format(
-        "_native_multi_head_attention: query [{}], key [{}], value [{}]; give three tensors of one shape, [batch, "
-        "length, features]",
-        fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", "), fmt::join(value.sizes(), ", ")));
-  }
-  if (masked && !mask_type) {
-    throw std::invalid_argument(
-        "_native_multi_head_attention: a mask without mask_type; give 0 for a mask of positions, 1 for one of keys");
-  }
-  if (masked) check_mask(*mask, *mask_type, {query.size(0), heads, query.size(1), query.size(1)});
-  const std::vector<at::Tensor> weights = in_weight.chunk(3), biases = in_bias.chunk(3);
-  const int64_t head_dim = embed_dim / heads;
-  const auto project = [&](const at::Tensor& x, std::size_t i) {
-    return at::linear(x, weights[i], biases[i]).unflatten(-1, {heads, head_dim}).transpose(1, 2);
-  };
-  const at::Tensor q = project(query, 0), k = project(key, 1), v = project(value, 2);
-  at::Tensor scores = q.matmul(k.transpose(-2, -1)).div(std::sqrt(static_cast<double>(head_dim)));
-  if (masked) {
-    const at::Tensor hidden = mask_type == 1 ? mask->unsqueeze(1).unsqueeze(1) : *mask;
-    scores = scores.masked_fill(hidden.to(at::kBool), -std::numeric_limits<double>::infinity());
-  }
-  const at::Tensor attended = scores.softmax(-1);
-  const at::Tensor out = at::linear(attended.matmul(v).transpose(1, 2).flatten(2), out_weight, out_bias);
-  if (!need_weights) return {out, at::Tensor()};
-  return {out, average ? attended.mean(1) : attended};
-}
-
-// Does the same where autograd is excluded.
-bool native_attention_boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  if (writes(op)) return false;
-  const torch::jit::Stack a = take_args(op, stack);
-  auto [out, weights] =
-      native_attention(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toInt(), a[4].toInt(), a[5].toTensor(),
-                       a[6].toTensor(), a[7].toTensor(), a[8].toTensor(), a[9].toOptional<at::Tensor>(), a[10].toBool(),
-                       a[11].toBool(), a[12].toOptional<int64_t>());
-  give(op, stack, torch::jit::Stack{std::move(out), std::move(weights)});
-  return true;
-}
-[[maybe_unused]] const bool kRegistered =
-    register_decomposition("_native_multi_head_attention", native_attention_boxed);
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { m.impl("_native_multi_head_attention", native_attention); }
 
 void register_composites(torch::Library& m) {
   m.impl("scaled_dot_product_attention", attention);

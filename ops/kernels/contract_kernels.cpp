@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <optional>
-#include <stdexcept>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,13 +16,8 @@
 #include <ATen/ops/group_norm_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/layer_norm_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/rms_norm_compositeimplicitautograd_dispatch.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/library.h>
 
-#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
@@ -30,6 +25,8 @@
 #include "tessera/dtensor/redistribute_result.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/ops/kernels/added_bias.h"
+#include "tessera/ops/kernels/bias_of_local.h"
+#include "tessera/ops/kernels/contract_activation.h"
 #include "tessera/ops/kernels/matmul.h"
 #include "tessera/ops/kernels/styled_product.h"
 
@@ -54,7 +51,6 @@ struct Site {
 };
 constexpr Site kAddmm{"addmm", 1, 2};
 constexpr Site kEmbedding{"embedding", 1, 0};
-constexpr ContractOp kAdd = "add";  // adds a bias to a plain result
 
 // Returns the contract of `parameter` for an operator, or nullptr.
 ContractPtr contract_of(ContractOp op, const at::Tensor& parameter) {
@@ -68,178 +64,15 @@ const at::IValue& argument(const Stack& stack, std::size_t num_args, std::size_t
   return stack[stack.size() - num_args + i];
 }
 
-std::string by(const Contract& contract) { return fmt::format("{} ({})", contract.path, contract.style); }
-
-// Returns `placements` of a tensor of `shape`, with `there` on the contract's mesh dimension. `what` names the tensor
-// in the error.
-Placements as_contract_says(const Placements& placements, const Contract& contract, const Placement& there,
-                            at::IntArrayRef shape, std::string_view op, const char* what) {
-  const auto ndim = static_cast<int64_t>(shape.size());
-  Placements out = on_mesh_dim(placements, contract.mesh_dim, there, ndim);
-  const Placement& placed = out.at(static_cast<std::size_t>(contract.mesh_dim));
-  if (!placed.is_shard() || (placed.tensor_dim() >= 0 && placed.tensor_dim() < ndim)) return out;
-  throw std::invalid_argument(fmt::format(
-      "{} with {}: the style lays the {} out as {}, and it is [{}], of {} dimensions; give the style a layout that "
-      "fits",
-      op, by(contract), what, to_string(there), fmt::join(shape, ", "), ndim));
-}
-
-Placements replicated_on(const DeviceMesh& mesh) {
-  return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate());
-}
-
-// Refuses a plain activation without this rank's part of the features that the product sums over. Where it has all of
-// them and parts have one size, every rank sees that. Any other number this rank alone may have, so that it fails the
-// job.
-void check_features(const at::Tensor& piece, const std::vector<int64_t>& shape, const Placements& placements,
-                    const Contract& contract, const DeviceMesh& mesh, std::string_view op) {
-  const int64_t all = shape.back(), given = piece.size(-1), ranks = mesh.size(contract.mesh_dim);
-  if (!mesh.is_member() || given * ranks == all) return;
-  const int64_t mine = intern_spec(mesh, placements, shape, piece.scalar_type())->local_sizes.back();
-  if (given == mine) return;
-  const std::string where = fmt::format("{} with {}", op, by(contract));
-  const std::string text = fmt::format(
-      "a plain input counts as this rank's piece {}, of {} of the {} features that the product sums over, and [{}] has "
-      "{}; if it is the whole, give the style input_layouts = Replicate(), else pass this rank's piece, or a DTensor",
-      to_string(contract.input), mine, all, fmt::join(piece.sizes(), ", "), given);
-  if (given != all || mine * ranks != all) mesh.world().fail(where, text);
-  throw std::invalid_argument(where + ": " + text);
-}
-
-// Returns the global shape of a plain activation that is a piece. If its last dimension is the one that the product
-// sums over, the parameter tells its size; elsewhere the partition does, where it fixes one.
-std::vector<int64_t> global_shape(const at::Tensor& piece, const Placements& placements, const Contract& contract,
-                                  const at::Tensor& parameter, std::string_view op) {
-  const DeviceMesh& mesh = mesh_of(parameter);
-  std::vector<int64_t> shape = piece.sizes().vec();
-  const Placement& cut = placements.at(static_cast<std::size_t>(contract.mesh_dim));
-  if (!cut.is_shard()) return shape;
-  int64_t& size = shape.at(static_cast<std::size_t>(cut.tensor_dim()));
-  if ((op == "matmul" || op == "addmm") && cut.tensor_dim() == piece.dim() - 1) {
-    size = parameter.size(0);
-    check_features(piece, shape, placements, contract, mesh, op);
-  } else {
-    size = cut.partition().size().value_or(size * mesh.size(contract.mesh_dim));
-  }
-  return shape;
-}
-
-// Returns a plain activation as a DTensor: it is this rank's piece, laid out as the contract's input.
-at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const at::Tensor& parameter,
-                      std::string_view op) {
-  const DeviceMesh& mesh = mesh_of(parameter);
-  if (!contract.data_dims.empty() && !c10::InferenceMode::is_enabled()) {
-    throw std::invalid_argument(fmt::format(
-        "{} with {}: a plain activation [{}] on the mesh {} with data dimensions: nobody can know which part of "
-        "the batch it is. Pass from_local(piece, mesh, {{Shard(0) on the data dimensions}}); if forward makes it for "
-        "all ranks alike, such as positions, pass distribute_tensor(t, mesh, {{Replicate() on each}}), or leave the "
-        "module out of the plan",
-        op, contract.path, fmt::join(piece.sizes(), ", "), mesh.to_string()));
-  }
-  const Placements placements =
-      normalize(as_contract_says(replicated_on(mesh), contract, contract.input, piece.sizes(), op, "plain input"),
-                mesh.mesh(), piece.dim(), fmt::format("{} with {}", op, contract.path));
-  FromLocalOptions options;
-  options.shape = global_shape(piece, placements, contract, parameter, op);
-  return from_local(piece, mesh, placements, options);
-}
-
-// Holds an activation as a DTensor, and the layout that the contract asks for.
-struct Activation {
-  at::Tensor tensor;
-  Placements desired;
-  std::shared_ptr<const int> uses;  // shared counter of the contracts that use it; see add_reduction_hook
-};
-
-Activation activation_of(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter,
-                         std::string_view op) {
-  Activation out{.tensor = is_dtensor(x) ? x : from_piece(x, contract, parameter, op), .desired = {}, .uses = {}};
-  out.uses = detail::add_reduction_hook(out.tensor);
-  const Spec& spec = spec_of(out.tensor);
-  if (!(spec.mesh == mesh_of(parameter))) {
-    throw std::invalid_argument(fmt::format("{} with {}: the activation is {}, the parameter {}; put both on one mesh",
-                                            op, contract.path, to_string(spec), to_string(spec_of(parameter))));
-  }
-  out.desired = as_contract_says(spec.placements, contract, contract.desired, out.tensor.sizes(), op, "input");
-  return out;
-}
-
 at::Tensor bring_activation(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter,
                             std::string_view op) {
-  const Activation given = activation_of(x, contract, parameter, op);
+  const detail::Activation given = detail::activation_of(x, contract, parameter, op);
   return detail::redistribute_shared(given.tensor, given.desired);
 }
 
 // Calls the operator's own autograd kernel, which LibTorch registers for all backends.
 void call_libtorch(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, stack);
-}
-
-// ---- a bias that is added to a plain result -------------------------------------------------------------------
-
-// Holds the last plain result that a contract has returned on this thread on a mesh of several dimensions, and how the
-// whole result is laid out.
-struct LocalResult {
-  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> tensor;
-  std::vector<int64_t> sizes;  // of the piece
-  uint64_t mesh_id = 0;
-  Placements layout;
-};
-thread_local LocalResult last_local;
-
-// Says whether `result` is the last plain result, as it was returned, laid out as this contract says.
-bool is_last_local(const at::Tensor& result, const Contract& contract, const DeviceMesh& mesh) {
-  if (!last_local.tensor || last_local.tensor->lock().get() != result.unsafeGetTensorImpl()) return false;
-  if (last_local.mesh_id != mesh.id() || result.sizes() != at::IntArrayRef(last_local.sizes)) return false;
-  const Placements wanted =
-      on_mesh_dim(last_local.layout, contract.mesh_dim, contract.output.value_or(Replicate()), result.dim());
-  return wanted == last_local.layout;
-}
-
-// Returns the layout of the gradient of a bias that is added to the plain `result`, where that of the bias's own piece
-// is `gradient` along the contract's mesh dimension: a sum over the ranks that hold other parts of the result. Returns
-// nullopt where nobody knows how the result is laid out.
-std::optional<Placements> bias_gradient(Placements gradient, const at::Tensor& result, const Contract& contract,
-                                        const DeviceMesh& mesh) {
-  const bool known = is_last_local(result, contract, mesh);
-  for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim) {
-    if (mesh_dim == contract.mesh_dim || mesh.size(mesh_dim) == 1) continue;
-    if (!known) return std::nullopt;
-    const auto d = static_cast<std::size_t>(mesh_dim);
-    const Placement& placement = last_local.layout[d];
-    if (placement.is_partial() || placement.is_shard(result.dim() - 1)) return std::nullopt;
-    if (placement.is_shard()) gradient[d] = Partial();
-  }
-  return gradient;
-}
-
-// Returns the piece of `bias` that fits the plain `result`, which is laid out as the contract's output. Where the
-// result is cut along another dimension than the bias's, every rank adds the whole bias to its part, and the bias's
-// gradient is a sum over ranks.
-at::Tensor local_bias(const at::Tensor& bias, const Contract& contract, const at::Tensor& result) {
-  const DeviceMesh& mesh = mesh_of(bias);
-  const Placement output = contract.output.value_or(Replicate());
-  const bool last = output.is_shard() && (output.tensor_dim() == -1 || output.tensor_dim() == result.dim() - 1);
-  const Placement cut = last ? output.on(bias.dim() - 1) : Placement(Replicate());
-  const Placements layout = on_mesh_dim(placements_of(bias), contract.mesh_dim, cut, bias.dim());
-  const Placements own =
-      on_mesh_dim(layout, contract.mesh_dim, last ? cut : (output.is_shard() ? Partial() : Replicate()), bias.dim());
-  if (!bias.requires_grad() || !at::GradMode::is_enabled()) return to_local(redistribute(bias, layout), own);
-  const std::optional<Placements> gradient = bias_gradient(own, result, contract, mesh);
-  if (!gradient) {
-    throw std::invalid_argument(fmt::format(
-        "add with {}: a plain output (use_local_output) on the mesh {}: nobody can know which part of the batch it is, "
-        "and so how the bias's gradient is summed. Add the bias to the product itself, or leave use_local_output out",
-        by(contract), mesh.to_string()));
-  }
-  return to_local(redistribute(bias, layout), gradient);
-}
-
-// Returns the contract of `other` if it is a bias and `self` is a plain result, else nullptr.
-const Contract* beside_local(const at::Tensor& self, const at::Tensor& other) {
-  if (detail::is_dtensor(self) || !detail::is_dtensor(other)) return nullptr;
-  const Contract* const contract = contract_for(detail::meta(other).contract, kAdd.name);
-  return contract != nullptr && contract->use_local_output ? contract : nullptr;
 }
 
 // Returns the key set that selects LibTorch's autograd kernel for all backends, which ours replaces for this backend.
@@ -251,9 +84,9 @@ c10::DispatchKeySet past_ours(c10::DispatchKeySet keys) {
 // to LibTorch's kernel.
 template <class Op, class Result, class Self>
 Result add_kernel(c10::DispatchKeySet keys, Self self, const at::Tensor& other, const at::Scalar& alpha) {
-  const Contract* const contract = beside_local(self, other);
+  const Contract* const contract = detail::bias_contract(self, other);
   if (contract == nullptr) return Op::redispatch(past_ours(keys), self, other, alpha);
-  return Op::call(self, local_bias(other, *contract, self), alpha);
+  return Op::call(self, detail::bias_of_local(other, *contract, self), alpha);
 }
 
 // Does the same under InferenceMode.
@@ -261,9 +94,9 @@ bool add_in_inference(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t n = op.schema().arguments().size();
   if (n != 3 || !argument(stack, n, 0).isTensor() || !argument(stack, n, 1).isTensor()) return false;
   const at::Tensor self = argument(stack, n, 0).toTensor(), other = argument(stack, n, 1).toTensor();
-  const Contract* const contract = beside_local(self, other);
+  const Contract* const contract = detail::bias_contract(self, other);
   if (contract == nullptr) return false;
-  stack[stack.size() - n + 1] = local_bias(other, *contract, self);
+  stack[stack.size() - n + 1] = detail::bias_of_local(other, *contract, self);
   op.callBoxed(stack);
   return true;
 }
@@ -272,7 +105,8 @@ bool add_in_inference(const c10::OperatorHandle& op, Stack& stack) {
 at::Tensor bring_result(at::Tensor y, const Contract& contract, std::string_view op) {
   if (contract.output) {
     const Spec& spec = spec_of(y);
-    const Placements to = as_contract_says(spec.placements, contract, *contract.output, y.sizes(), op, "output");
+    const Placements to =
+        detail::as_contract_says(spec.placements, contract, *contract.output, y.sizes(), op, "output");
     // Each term of a sum needs the whole gradient. It is gathered here once, not by every operator that uses it.
     if (to == spec.placements) {
       detail::add_layout_hook(y, contract.path);
@@ -282,12 +116,7 @@ at::Tensor bring_result(at::Tensor y, const Contract& contract, std::string_view
   }
   if (!contract.use_local_output) return y;
   at::Tensor local = to_local(y);
-  if (mesh_of(y).ndim() > 1) {
-    last_local = {.tensor = c10::weak_intrusive_ptr<c10::TensorImpl>(local.getIntrusivePtr()),
-                  .sizes = local.sizes().vec(),
-                  .mesh_id = mesh_of(y).id(),
-                  .layout = placements_of(y)};
-  }
+  detail::note_local_result(local, y);
   return local;
 }
 
@@ -340,7 +169,7 @@ PlusBias contracted_product(const at::Tensor& a, const at::Tensor& b, const at::
     return {.product = adds ? dense_bias(a, b, bias) : tessera::matmul(a, b), .has_bias = adds};
   }
   const World::Scope scope(mesh_of(b).world(), kMatmul.name.data(), &contract->path);
-  const Activation given = activation_of(a, *contract, b, kMatmul.name);
+  const detail::Activation given = detail::activation_of(a, *contract, b, kMatmul.name);
   const bool adds = may_add && adds_within(given.desired, given.tensor, b, bias);
   const Optional added = adds ? Optional(bias) : std::nullopt;
   std::optional<at::Tensor> product =

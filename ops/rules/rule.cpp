@@ -1,10 +1,14 @@
 #include "tessera/ops/rules/rule.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <stdexcept>
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
 
 namespace tessera::rules {
@@ -18,7 +22,7 @@ Placement placement_of(const Labels& labels, char f, Placement otherwise) {
 
 // Invariants:
 //   - Each key has one rule; rules are replaced, never removed.
-//   - rules_ is read and written with mutex_ held.
+//   - rules_ and replaced_ are read and written with mutex_ held.
 class Registry {
  public:
   Registry() {
@@ -42,16 +46,56 @@ class Registry {
   void add(const std::string& key, RuleFn rule) {
     const std::lock_guard lock(mutex_);
     rules_.insert_or_assign(key, rule);
+    if (key.find("::") != std::string::npos) return;
+    replaced_.insert(key);
+    any_replaced = true;
+  }
+
+  bool is_replaced(std::string_view key) {
+    const std::lock_guard lock(mutex_);
+    return replaced_.contains(key);
   }
 
  private:
   std::mutex mutex_;
   std::map<std::string, RuleFn, std::less<>> rules_;
+  std::set<std::string, std::less<>> replaced_;  // the keys of LibTorch's operators among those that were added
 };
 
 Registry& registry() {
   static Registry instance;
   return instance;
+}
+
+constexpr std::array kComposite = {c10::DispatchKey::CompositeImplicitAutograd,
+                                   c10::DispatchKey::CompositeExplicitAutograd,
+                                   c10::DispatchKey::CompositeExplicitAutogradNonFunctional};
+
+// Refuses an operator for all of whose overloads LibTorch's dispatcher finds a kernel for all devices before it asks
+// for ours.
+void check_is_dispatched(const std::string& op_name) {
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  constexpr c10::DispatchKey kOurs = c10::DispatchKey::PrivateUse3;
+  const auto product = dispatcher.findOp({"aten::mm", ""});
+  if (!product || !product->hasKernelForDispatchKey(kOurs)) return;  // a program of rules alone dispatches nothing
+  std::optional<c10::DispatchKey> found;
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = name.name == op_name ? dispatcher.findOp(name) : std::nullopt;
+    if (!op) continue;
+    const bool decomposes = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                            !op->hasKernelForDispatchKey(c10::DispatchKey::CPU);
+    if (!decomposes && op->hasKernelForDispatchKey(kOurs)) return;
+    const auto composite =
+        std::ranges::find_if(kComposite, [&](c10::DispatchKey key) { return op->hasKernelForDispatchKey(key); });
+    if (composite == kComposite.end()) return;
+    found = *composite;
+  }
+  if (!found) return;
+  throw std::invalid_argument(fmt::format(
+      "register_rule: {} has a kernel for all devices ({}), which LibTorch runs on DTensors without asking for a rule; "
+      "give an operator of your own by m.def(schema) alone, and its kernel to TORCH_LIBRARY_IMPL(..., CPU, m), and "
+      "CUDA",
+      op_name, c10::toString(*found)));
 }
 
 }  // namespace
@@ -141,6 +185,33 @@ std::string rule_key(const std::string& op_name) {
   return key;
 }
 
+void check_strategies(const OpRule& rule, const std::vector<TensorInfo>& inputs, const std::vector<TensorInfo>& outputs,
+                      std::string_view op) {
+  const auto check_cuts = [&](const std::vector<Placement>& placements, const std::vector<TensorInfo>& tensors,
+                              const char* what) {
+    for (std::size_t j = 0; j < tensors.size(); ++j) {
+      const Placement& p = placements[j];
+      if (!tensors[j].defined || !p.is_shard() || (p.tensor_dim() >= 0 && p.tensor_dim() < tensors[j].ndim())) continue;
+      throw std::logic_error(fmt::format(
+          "{}: its sharding rule has a strategy with {} for {} {}, which has {} dimensions; label each dimension of "
+          "each tensor once",
+          op, to_string(p), what, j, tensors[j].ndim()));
+    }
+  };
+  for (const Strategy& strategy : rule.strategies) {
+    if (strategy.inputs.size() != inputs.size() || strategy.outputs.size() != outputs.size()) {
+      throw std::logic_error(
+          fmt::format("{}: its sharding rule has a strategy of {} inputs and {} outputs; the call has {} and {} (an "
+                      "absent tensor counts, lists are flattened)",
+                      op, strategy.inputs.size(), strategy.outputs.size(), inputs.size(), outputs.size()));
+    }
+    check_cuts(strategy.inputs, inputs, "input");
+    check_cuts(strategy.outputs, outputs, "output");
+  }
+}
+
+bool is_replaced(std::string_view key) { return any_replaced && registry().is_replaced(key); }
+
 RuleFn find_rule(std::string_view op_name) { return registry().find(rule_key(std::string(op_name))); }
 
 void register_rule(const std::string& op_name, RuleFn rule) {
@@ -150,6 +221,7 @@ void register_rule(const std::string& op_name, RuleFn rule) {
         "register_rule: \"{}\" is no operator's namespace and name, as in \"mylib::scale\"; overloads have one rule",
         op_name));
   }
+  check_is_dispatched(op_name);
   registry().add(rule_key(op_name), rule);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -107,13 +108,26 @@ using RuleFn = OpRule (*)(const OpCall&);
 // Returns the rule of an operator, or nullptr if there is none. The name is the operator's base name without "aten::"
 // and without the trailing '_' of an in-place operator: "add" stands for add.Tensor, add_.Scalar and add.out.
 RuleFn find_rule(std::string_view op_name);
-// Registers a rule for a user's operator by namespace and name, without overload: "mylib::scale". It replaces an
-// earlier one. Every rank must call it before the operator's first use on a DTensor, since decisions are cached
-// (clear_dispatch_cache in dtensor/dispatch/dispatcher.h). The results' shapes are taken from a Meta kernel, else from
+// Registers a rule for an operator by namespace and name, without overload: "mylib::scale". It replaces an earlier one,
+// also that of an operator of LibTorch's ("aten::mul"). Every rank must call it before the operator's first use on a
+// DTensor, since decisions are cached (clear_dispatch_cache in dtensor/dispatch/dispatcher.h): for each layout, shape,
+// dtype and option, and for each value of a number. The results' shapes are taken from a Meta kernel, else from
 // OpRule::outputs; if there is neither, the rule is not used. In the placements dimensions count from 0, and each
 // Strategy has one placement for every entry of OpCall::inputs and for every result. Throws std::invalid_argument on a
-// null rule, and on a name with an overload or without a namespace.
+// null rule, on a name with an overload or without a namespace, and where LibTorch would run the operator's kernel
+// itself rather than ask for a rule: one for all devices, as m.def(schema, function) registers it, and as LibTorch's
+// matmul has. Rules of operators on lists (_foreach_*) and of those with a decomposition (local_kernel.h) may not be
+// asked either.
 void register_rule(const std::string& op_name, RuleFn rule);
+// Says whether register_rule has replaced the rule of LibTorch's operator of this key. Cheap where it has replaced
+// none.
+inline std::atomic<bool> any_replaced = false;
+bool is_replaced(std::string_view key);
+
+// Throws std::logic_error unless each strategy has a placement for every input and every result, and cuts dimensions
+// that they have. `op` names the operator.
+void check_strategies(const OpRule& rule, const std::vector<TensorInfo>& inputs, const std::vector<TensorInfo>& outputs,
+                      std::string_view op);
 
 // Returns the name under which find_rule looks up an operator, from its full name.
 std::string rule_key(const std::string& op_name);

@@ -1,9 +1,6 @@
 #include "tessera/ops/rules/search.h"
 
 #include <algorithm>
-#include <stdexcept>
-
-#include <fmt/format.h>
 
 #include "tessera/placement/layout.h"
 #include "tessera/placement/reduction.h"
@@ -49,19 +46,21 @@ double change_cost(const Placement& from, const Placement& to, double bytes, con
   return link.microseconds + moved / link.bytes_per_microsecond;
 }
 
-// Returns the strategy with every Shard given the partition and order of the Shard `like`.
+// Says whether a strategy's placement stands for every partition and order. One with a partition of its own does not.
+bool is_any_shard(const Placement& p) { return p.is_shard() && p.is_chunks() && p.order() == 0; }
+
+// Returns the strategy with every such Shard given the partition and order of the Shard `like`.
 Strategy with_partition(Strategy strategy, const Placement& like) {
   for (Placements* list : {&strategy.inputs, &strategy.outputs}) {
     for (Placement& p : *list) {
-      if (p.is_shard()) p = like.on(p.tensor_dim());
+      if (is_any_shard(p)) p = like.on(p.tensor_dim());
     }
   }
   return strategy;
 }
 
 bool shards(const Strategy& strategy) {
-  const auto is_shard = [](const Placement& p) { return p.is_shard(); };
-  return std::ranges::any_of(strategy.inputs, is_shard) || std::ranges::any_of(strategy.outputs, is_shard);
+  return std::ranges::any_of(strategy.inputs, is_any_shard) || std::ranges::any_of(strategy.outputs, is_any_shard);
 }
 
 // Returns whether every partition of a fixed number of parts is on mesh dimensions with that many ranks.
@@ -130,12 +129,6 @@ class Search {
   }
 
   void consider(const Strategy& strategy, std::size_t mesh_dim, std::optional<Strategy>& best, double& best_cost) {
-    if (strategy.inputs.size() != inputs_.size() || strategy.outputs.size() != choice_.outputs.size()) {
-      throw std::logic_error(
-          fmt::format("a sharding rule gave a strategy of {} inputs and {} outputs; the call has {} and {} (an absent "
-                      "tensor counts, lists are flattened)",
-                      strategy.inputs.size(), strategy.outputs.size(), inputs_.size(), choice_.outputs.size()));
-    }
     if (considered_ == nullptr && !keeps_written(strategy, mesh_dim)) return;
     const double cost = cost_of(strategy, mesh_dim);
     const bool better = !best || cost < best_cost;

@@ -7,9 +7,11 @@
 
 namespace tessera::rules {
 
-// Gives the placements of every input and every output on one mesh dimension. `kernel` names the local kernel to run on
-// the pieces where the operator itself would not give the piece of the result (see dtensor/dispatch/local_kernel.h).
-// These kernels compute:
+// Gives the placements of every input and every output on one mesh dimension. A Shard(dim) stands for every partition
+// of that dimension, alike in all of the strategy's Shards: the pieces may hold other rows than torch.chunk's, and a
+// kernel that must know which reads their Spec::tile. A Shard with a partition of its own stands for that alone.
+// `kernel` names the local kernel to run on the pieces where the operator itself would not give the piece of the result
+// (see dtensor/dispatch/local_kernel.h). These kernels compute:
 //   mean                      the sum of the piece, divided by the number of elements that are reduced to one globally
 //   draw                      random numbers by an element's position in the global tensor (dtensor/random/draws.h)
 //   extremum                  the operator; a piece without elements gives the reduction's neutral element

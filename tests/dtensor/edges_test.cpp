@@ -46,6 +46,18 @@ TESSERA_RANKS_TEST_CASE("index_put that adds by a mask reduces extremes first", 
   }
 }
 
+TESSERA_RANKS_TEST_CASE("attention of half heads under a mask of float sends nothing, where a rank has no heads too",
+                        {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor q = sample({2, 2, 5, 64}, 0, at::kBFloat16), mask = sample({5, 5}, 1, at::kFloat);
+  const at::Tensor heads = spread(q, mesh, {Shard(1)}), terms = spread(mask, mesh, {R});
+  const CommCounter counter(mesh);
+  const at::Tensor got = attend(heads, heads, heads, terms, false);
+  CHECK(counter.total() == 0);
+  CHECK((got.scalar_type() == at::kBFloat16));
+  CHECK(at::allclose(full_tensor(got), attend(q, q, q, mask, false), /*rtol=*/0, /*atol=*/0.05));
+}
+
 TESSERA_RANKS_TEST_CASE("a reused TensorImpl does not wait for a transfer of the tensor that had it before", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::NoGradGuard no_grad;

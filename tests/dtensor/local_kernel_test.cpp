@@ -16,6 +16,7 @@
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/ops/rules/rule.h"
 #include "tessera/tests/dtensor/values.h"
@@ -80,6 +81,34 @@ rules::OpRule numbered_rule(const rules::OpCall& op) {
   return rule;
 }
 
+// Every rank takes part in the all_reduce, also one without rows.
+void scaled_piece(const LocalCall& call, torch::jit::Stack& stack) {
+  const at::Tensor piece = stack[0].toTensor();
+  const at::Tensor here = piece.numel() > 0 ? piece.max() : at::full({}, -1, piece.options());
+  stack.assign({piece / all_reduce(here, call.inputs[0]->mesh, 0, ReduceOp::kMax)});
+}
+
+rules::OpRule scaled_rule(const rules::OpCall& op) {
+  rules::OpRule rule{.strategies = rules::shard_factors({"n"}, {"n"})};
+  rule.strategies[0].kernel = "own::scaled_piece";
+  rule.outputs = {op.inputs[0]};
+  return rule;
+}
+
+// hardshrink(x, 0) is x, so that there a sum may stay pending.
+rules::RuleFn usual_hardshrink = nullptr;
+rules::OpRule hardshrink_rule(const rules::OpCall& op) {
+  rules::OpRule rule = usual_hardshrink(op);
+  if (op.arg("lambd").toScalar().toDouble() == 0) rules::add_linear(rule, 1, 1, {{0}});
+  return rule;
+}
+
+rules::OpRule too_long_rule(const rules::OpCall& op) {
+  rules::OpRule rule{.strategies = rules::shard_factors({"nmk"}, {"nmk"})};
+  rule.outputs = {op.inputs[0]};
+  return rule;
+}
+
 rules::OpRule lost_rule(const rules::OpCall& op) {
   rules::OpRule rule{.strategies = rules::shard_factors({"nm"}, {"nm"}), .kernel = "own::no_kernel"};
   rule.outputs = {op.inputs[0]};
@@ -118,6 +147,8 @@ TORCH_LIBRARY(own, m) {
   m.def("twice(Tensor x) -> Tensor");
   m.def("twice_in_inference(Tensor x) -> Tensor");
   m.def("add(Tensor x, Tensor y) -> Tensor");
+  m.def("scaled_by_max(Tensor x) -> Tensor");
+  m.def("composed(Tensor x) -> Tensor", doubled);
 }
 void add_own_kernels(torch::Library& m) {
   m.impl("numbered", numbered);
@@ -125,6 +156,7 @@ void add_own_kernels(torch::Library& m) {
   m.impl("twice", doubled);
   m.impl("twice_in_inference", doubled);
   m.impl("add", added);
+  m.impl("scaled_by_max", [](const at::Tensor& x) { return x / x.max(); });
 }
 TORCH_LIBRARY_IMPL(own, CPU, m) { add_own_kernels(m); }
 TORCH_LIBRARY_IMPL(own, CUDA, m) { add_own_kernels(m); }
@@ -133,7 +165,9 @@ TORCH_LIBRARY_IMPL(own, Autograd, m) {
 }
 
 [[maybe_unused]] const bool kOwnRegistered =
-    register_local_kernel(kNumberedPiece, numbered_piece) && register_decomposition("own::twice", double_by_add) &&
+    register_local_kernel(kNumberedPiece, numbered_piece) &&
+    register_local_kernel("own::scaled_piece", scaled_piece, {.communicates = true}) &&
+    register_decomposition("own::twice", double_by_add) &&
     register_decomposition("own::twice_in_inference", double_by_add, DecomposedCalls::kInInference) &&
     register_decomposition("own::add", add_by_add, DecomposedCalls::kBesidePlainInInference);
 
@@ -205,4 +239,39 @@ TESSERA_RANKS_TEST_CASE("a user's decomposition runs for the calls that it names
     CHECK(decompositions_in([&] { y = add_own(spread(whole, mesh, {placement}), other); }) == 1);
     CHECK(close(full_tensor(y), whole + other));
   }
+}
+
+TESSERA_RANKS_TEST_CASE("a local kernel that communicates runs on ranks without elements too", {1, 2, 3}) {
+  rules::register_rule("own::scaled_by_max", scaled_rule);
+  const DeviceMesh mesh = line();
+  for (const int64_t size : {1, 2, 5}) {
+    const at::Tensor whole = whole_numbers({size}, at::kDouble).abs() + 1;
+    CHECK(close(full_tensor(call_own("own::scaled_by_max", spread(whole, mesh, {S0}))), whole / whole.max()));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a rule in the place of one of LibTorch's is asked for each value of a number", {1, 2, 3}) {
+  if (usual_hardshrink == nullptr) usual_hardshrink = rules::find_rule("aten::hardshrink");
+  rules::register_rule("aten::hardshrink", hardshrink_rule);
+  const DeviceMesh mesh = line();
+  const at::Tensor x = spread(sample({5}), mesh, {P}), whole = full_tensor(x);
+  const at::Tensor same = at::hardshrink(x, 0.0), shrunk = at::hardshrink(x, 0.5);
+  if (mesh.size() > 1) CHECK(placements_of(same) == Placements{P});
+  CHECK(close(full_tensor(same), whole));
+  CHECK(close(full_tensor(shrunk), at::hardshrink(whole, 0.5)));
+  rules::register_rule("aten::hardshrink", usual_hardshrink);
+}
+
+TESSERA_RANKS_TEST_CASE("a rule that would never be asked, or labels a dimension that is not there, is refused",
+                        {1, 2}) {
+  CHECK_THROWS_WITH_AS(rules::register_rule("own::composed", numbered_rule),
+                       doctest::Contains("register_rule: own::composed has a kernel for all devices "
+                                         "(CompositeImplicitAutograd)"),
+                       std::invalid_argument);
+  const at::Tensor x = spread(sample({5, 3}), line(), {S0});
+  rules::register_rule("own::lost", too_long_rule);
+  CHECK_THROWS_WITH_AS(
+      call_own("own::lost", x * 1),
+      doctest::Contains("own::lost: its sharding rule has a strategy with S(2) for input 0, which has 2"),
+      std::logic_error);
 }

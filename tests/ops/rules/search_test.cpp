@@ -146,14 +146,32 @@ TEST_CASE("a written input keeps its placements, or there is no choice") {
   CHECK_FALSE(choose(gelu, {{Partial()}}).has_value());
 }
 
-TEST_CASE("a strategy for another number of tensors is a bug that says so") {
+TEST_CASE("a strategy for another number of tensors, or of a dimension that is not there, is a bug that says so") {
+  const std::vector<rules::TensorInfo> one = {{.sizes = {4, 2}}}, two = {one[0], one[0]};
+  const auto check = [&](const std::vector<Placement>& inputs, const std::vector<rules::TensorInfo>& given,
+                         const Placement& output, const std::string& text) {
+    rules::OpRule rule;
+    rule.strategies.push_back({.inputs = inputs, .outputs = {output}});
+    CHECK_THROWS_WITH_AS(rules::check_strategies(rule, given, one, "mylib::f"),
+                         doctest::Contains(("mylib::f: its sharding rule has a strategy " + text).c_str()),
+                         std::logic_error);
+  };
+  check({Replicate()}, two, Replicate(), "of 1 inputs and 1 outputs; the call has 2 and 1");
+  check({Replicate(), Shard(2)}, two, Replicate(), "with S(2) for input 1, which has 2 dimensions");
+  check({Shard(1)}, one, Shard(2), "with S(2) for output 0, which has 2 dimensions");
+}
+
+TEST_CASE("a strategy that names a partition of its own does not stand for others") {
   rules::OpRule rule;
-  rule.strategies.push_back({.inputs = {Replicate()}, .outputs = {Replicate()}});
-  const std::vector<rules::TensorInfo> two(2), one(1);
+  const Placement zigzag = BlockCyclic(0, 1);
+  rule.strategies.push_back({.inputs = {zigzag}, .outputs = {zigzag}, .kernel = "of zigzag"});
+  const std::vector<rules::TensorInfo> one = {{.sizes = {8}}};
   const Sizes mesh = {2};
-  CHECK_THROWS_WITH_AS(rules::choose(rule, two, one, {{Replicate()}, {Replicate()}}, mesh, gloo(mesh)),
-                       doctest::Contains("a strategy of 1 inputs and 1 outputs; the call has 2 and 1"),
-                       std::logic_error);
+  for (const Placement& given : {Placement(Shard(0)), BlockCyclic(0, 2)}) {
+    const auto choice = rules::choose(rule, one, one, {{given}}, mesh, gloo(mesh)).value();
+    CHECK(choice.inputs[0] == Placements{zigzag});
+    CHECK(choice.kernel == "of zigzag");
+  }
 }
 
 // ---- every sample on meshes of two and three dimensions, from random layouts
