@@ -83,11 +83,13 @@ at::Tensor arange(int64_t size, const DeviceMesh& mesh, const Placements& placem
                   std::optional<at::ScalarType> dtype) {
   return make("arange", {size}, mesh, placements, dtype.value_or(at::kLong),
               [](const Spec& spec, const at::TensorOptions& options) {
-                std::vector<at::Tensor> ranges = {at::empty({0}, options)};
+                // LibTorch's range of short floats rounds sums that depend on where it begins.
+                const at::TensorOptions exact = at::isFloatingType(spec.dtype) ? options.dtype(at::kLong) : options;
+                std::vector<at::Tensor> ranges = {at::empty({0}, exact)};
                 if (spec.mesh.is_member()) {
-                  for (const Interval& part : spec.tile[0]) ranges.push_back(at::arange(part.begin, part.end, options));
+                  for (const Interval& part : spec.tile[0]) ranges.push_back(at::arange(part.begin, part.end, exact));
                 }
-                return at::cat(ranges);
+                return at::cat(ranges).to(spec.dtype);
               });
 }
 

@@ -13,6 +13,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/init.h"
+#include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/mesh_checks.h"
 
 namespace tessera {
@@ -42,8 +43,11 @@ void truncated_normal_(const at::Tensor& weight, double deviation, double end) {
   weight.normal_(0, deviation).clamp_(-end, end);
 }
 
+// Says whether the weight is a DTensor, or will be one.
+bool has_pieces(const at::Tensor& weight) { return is_dtensor(weight) || detail::is_deferred(weight); }
+
 void orthogonal(const at::Tensor& weight) {
-  if (is_dtensor(weight)) {
+  if (has_pieces(weight)) {
     orthogonal_(weight, kDeviation);
   } else {
     torch::nn::init::orthogonal_(weight, kDeviation);
@@ -80,7 +84,7 @@ void initialize_(const at::Tensor& weight, InitType type) {
     case InitType::kXavierUniform: torch::nn::init::xavier_uniform_(weight); return;
     case InitType::kXavierNormal: torch::nn::init::xavier_normal_(weight); return;
     case InitType::kTruncNormal: return truncated_normal_(weight, kDeviation, 2);
-    case InitType::kDirac: is_dtensor(weight) ? dirac_(weight) : torch::nn::init::dirac_(weight); return;
+    case InitType::kDirac: has_pieces(weight) ? dirac_(weight) : torch::nn::init::dirac_(weight); return;
     case InitType::kConstant: torch::nn::init::constant_(weight, kConstantValue); return;
     case InitType::kZeros: torch::nn::init::zeros_(weight); return;
     case InitType::kOnes: torch::nn::init::ones_(weight); return;

@@ -82,10 +82,11 @@ class Replay {
   }
 
  private:
+  // Puts the values of the call's inputs in their places, and the mesh's device, also where the call named none.
   void bring_inputs(const Recorded& call, torch::jit::Stack& stack) const {
     auto next = call.inputs.begin();
     for (std::size_t i = 0; i < stack.size(); ++i) {
-      if (stack[i].isDevice()) stack[i] = mesh_.device();
+      if (stack[i].isDevice() || call.op.schema().arguments()[i].name() == "device") stack[i] = mesh_.device();
       replace_tensors(stack[i], [&](const at::Tensor& t, std::size_t index) {
         if (next == call.inputs.end() || next->arg != i || next->index != index) return t;
         return value((next++)->elements);

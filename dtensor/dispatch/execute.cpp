@@ -206,7 +206,13 @@ class Execution {
     std::optional<detail::DrawGuard> draw;
     if (call_.traits.random) draw_key_ = next_draw_key();
     // A local kernel draws from the key itself.
-    if (draw_key_ && decision_.kernel == nullptr) draw.emplace(mesh_.device(), *draw_key_);
+    if (draw_key_ && decision_.kernel == nullptr) {
+      if (const int arg = call_.traits.generator_arg; arg >= 0) {
+        call_.arg(static_cast<std::size_t>(arg)) = detail::generator_of(mesh_.device(), *draw_key_);
+      } else {
+        draw.emplace(mesh_.device(), *draw_key_);
+      }
+    }
     const BelowAutograd below;
     const auto run = [this] {
       if (decision_.kernel != nullptr) {

@@ -60,6 +60,7 @@ std::optional<Moves> moves_of(const Call& call, const std::vector<List>& lists) 
     for (std::size_t k = 0; k < list.size; ++k) {
       const TensorArg& entry = call.tensors[list.begin + k];
       const TensorArg& first = call.tensors[lists[0].begin + k];
+      if (&list == lists.data() && entry.spec == nullptr) return std::nullopt;  // a plain number gives no layout
       const bool follows = is_list && entry.tensor->sizes() == first.tensor->sizes() && first.spec != nullptr;
       if (!follows && !one_number(entry) && (is_list || entry.tensor->dim() > 1)) return std::nullopt;
       if (!follows && is_list && entry.tensor->defined() && entry.tensor->dim() > first.tensor->dim())

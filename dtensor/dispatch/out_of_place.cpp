@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 
 #include "tessera/dtensor/core/tensor_lists.h"
@@ -95,7 +96,11 @@ void OutOfPlace::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /
   Stack given;
   Stack outs;
   for (std::size_t i = 0; i < args.size(); ++i) (is_out(arguments[i]) ? outs : given).push_back(args[i]);
-  functional_.callBoxed(given);
+  {
+    // Autocast leaves forms with out= alone.
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    functional_.callBoxed(given);
+  }
   const std::vector<at::Tensor> results = tensors_of(given), written = tensors_of(outs);
   check_fit(op.schema().name(), results, written);
   for (std::size_t k = 0; k < written.size() && k < results.size(); ++k) written[k].copy_(results[k]);

@@ -14,6 +14,16 @@ std::recursive_mutex& drawing() {
 
 }  // namespace
 
+at::Generator generator_of(const c10::Device& device, DrawKey key) {
+  at::Generator usual = at::globalContext().defaultGenerator(device);
+  at::Generator own = [&] {
+    const std::lock_guard lock(usual.mutex());
+    return usual.clone();
+  }();
+  own.set_current_seed(seed_of(key));
+  return own;
+}
+
 DrawGuard::DrawGuard(const c10::Device& device, DrawKey key)
     : drawing_(drawing()), generator_(at::globalContext().defaultGenerator(device)) {
   const std::lock_guard lock(generator_.mutex());

@@ -209,6 +209,7 @@ bool foreach_reduction(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   if (writes(op) || !any_spread(args)) return false;
   const std::string& name = op.schema().name();
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // which leaves lists alone
   c10::List<at::Tensor> out;
   for (const at::Tensor& t : args[0].toTensorVector()) {
     if (name == "aten::_foreach_max") {

@@ -176,7 +176,7 @@ void draw(const LocalCall& call, Stack& stack) {
   drawing.give({out});
 }
 
-[[maybe_unused]] const bool kRegistered = register_local_kernel("draw", draw);
+[[maybe_unused]] const bool kRegistered = register_local_kernel("draw", draw, {.rearranges = true});
 
 }  // namespace
 }  // namespace tessera

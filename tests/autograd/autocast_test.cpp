@@ -166,6 +166,20 @@ TEST_CASE("autocast on 2 x 2, and into half") {
   });
 }
 
+TEST_CASE("autocast leaves forms with out= alone") {
+  on_lines([](const DeviceMesh& mesh) {
+    const at::Tensor x = numbers_of({6, 5}, 0), w = numbers_of({5, 4}, 1), want = at::empty({6, 4});
+    at::Tensor got = spread(want, mesh, {S0}), plain = want.clone();
+    const at::NoGradGuard no_grad;
+    const Autocast autocast(at::kBFloat16);
+    at::matmul_out(plain, x, w);
+    at::matmul_out(got, spread(x, mesh, {S0}), spread(w, mesh, {R}));
+    const at::Tensor exact = x.to(at::kDouble).mm(w.to(at::kDouble));
+    CHECK(close_to_scale(plain.to(at::kDouble), exact, 1e-6));
+    CHECK(close_to_scale(full_tensor(got).to(at::kDouble), exact, 1e-6));
+  });
+}
+
 TEST_CASE("a product under autocast is that of the tensors cast beforehand") {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     const at::Tensor x = numbers_of({6, 5}, 0), w = numbers_of({4, 5}, 1);

@@ -147,6 +147,10 @@ TESSERA_RANKS_TEST_CASE("operators on lists, aligned and not", {1, 2, 4}) {
     check(
         self, [](const at::Tensor& a, const at::Tensor& b) { return at::lerp(a, b, 0.25); }, mine);
   }
+  const std::vector<at::Tensor> with_number =
+      at::_foreach_mul({at::scalar_tensor(2.0, on(at::kDouble)), list(0, mine)[0]}, 3);
+  CHECK(close(full_tensor(with_number[0]), at::scalar_tensor(6.0, on(at::kDouble))));
+  CHECK(close(full_tensor(with_number[1]), sample({3, 4}) * 3));
   std::vector<at::Tensor> self = list(0, {S0, P, S1});
   at::_foreach_mul_(self, 3);
   at::_foreach_add_(self, 1);

@@ -1,7 +1,10 @@
+#include <atomic>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <numbers>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -13,6 +16,7 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/gpu_kernels/philox.h"
 #include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/in_process.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
@@ -292,8 +296,52 @@ TESSERA_RANKS_TEST_CASE("rrelu draws a slope for each negative element, which is
   CHECK(drawn.std().item<double>() > 0.07);  // of a uniform distribution: 0.087
 }
 
+TESSERA_RANKS_TEST_CASE("a draw has the strides that LibTorch gives it, on the pieces too", {1, 2, 3}) {
+  const at::Tensor plain = at::full({6, 4}, 0.5, on(at::kDouble)).t();
+  for (const Placement& placement : {R, S0, S1}) {
+    CAPTURE(to_string(placement));
+    const at::Tensor x = spread(at::full({6, 4}, 0.5, on(at::kDouble)), line(), {placement}).t();
+    for (const auto& draw : std::vector<std::function<at::Tensor(const at::Tensor&)>>{
+             [](const at::Tensor& t) { return at::bernoulli(t); },
+             [](const at::Tensor& t) { return at::normal(t, 1.0); },
+             [](const at::Tensor& t) { return at::rand_like(t, at::TensorOptions(), at::MemoryFormat::Contiguous); },
+             [](const at::Tensor& t) { return at::rand_like(t); }}) {
+      const at::Tensor drawn = draw(x), want = draw(plain);
+      CHECK(drawn.strides() == want.strides());
+      if (!want.is_contiguous()) continue;
+      CHECK(to_local(drawn).is_contiguous());
+      CHECK(drawn.view({-1}).size(0) == 24);
+    }
+  }
+}
+
+TEST_CASE("what another thread draws meanwhile changes nothing of what replicas draw") {
+  std::atomic<bool> done{false};
+  std::thread other([&] {
+    while (!done) at::rand({16});
+  });
+  for (const int64_t size : {1, 2}) {
+    run_in_process(size, [](const std::shared_ptr<World>& world) {
+      const DeviceMesh mesh = init_device_mesh("cpu", {world->size()}, {}, world);
+      const at::Tensor weights = from_local(at::ones({64}), mesh, {R});
+      const auto draw = [&] {
+        manual_seed(3, *world);
+        at::Tensor all = at::zeros({64}, at::kLong);
+        for (int i = 0; i < 50; ++i) all += to_local(at::multinomial(weights, 64, /*replacement=*/true));
+        return all;
+      };
+      const at::Tensor first = draw();
+      for (int i = 0; i < 4; ++i) CHECK(at::equal(draw(), first));
+    });
+  }
+  done = true;
+  other.join();
+}
+
 TESSERA_RANKS_TEST_CASE("factories make each rank's own piece, without communication", {1, 3}) {
   const DeviceMesh mesh = line();
+  const at::Tensor many = at::arange(1001, on(at::kLong)).to(at::kBFloat16);
+  CHECK(same(full_tensor(tessera::arange(1001, mesh, {S0}, at::kBFloat16)), many));
   CHECK(same(full_tensor(tessera::ones({5, 3}, mesh, {S0})), at::ones({5, 3}, on(at::kFloat))));
   CHECK(same(full_tensor(tessera::zeros({5, 3}, mesh, {Shard(-1)}, at::kLong)), at::zeros({5, 3}, on(at::kLong))));
   CHECK(same(full_tensor(tessera::full({5}, 2.5, mesh, {S0})), at::full({5}, 2.5, on(at::kFloat))));

@@ -18,6 +18,7 @@
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/init.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/layers/init_type.h"
 #include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
@@ -33,6 +34,14 @@ namespace {
 using namespace tessera;
 using namespace tessera::testing;
 using torch::nn::Module;
+
+struct InitializedImpl : Module {
+  InitializedImpl() {
+    for (const InitType type : {InitType::kOrthogonal, InitType::kDirac, InitType::kTruncNormal}) {
+      initialize_(register_parameter(std::string(to_string(type)), torch::empty({6, 5, 3})), type);
+    }
+  }
+};
 
 // Initializes as users' modules do: in the constructor, by operators, with computed buffers and with writes to views.
 struct OwnImpl : Module {
@@ -91,6 +100,7 @@ const std::vector<Row>& rows() {
              .ptr();
        }},
       {"a module of one's own", [] { return std::make_shared<OwnImpl>(); }},
+      {"initialize_ by an InitType", [] { return std::make_shared<InitializedImpl>(); }},
   };
   return all;
 }
