@@ -48,6 +48,14 @@ BackendGroup wrap(c10::intrusive_ptr<c10d::Backend> backend) {
   return backend->getBackendName() == "nccl" ? wrap_nccl_group(std::move(backend)) : wrap_group(std::move(backend));
 }
 
+// Returns what a user's function has made.
+BackendGroup checked(BackendGroup made) {
+  if (made.backend && made.close) return made;
+  throw std::invalid_argument(
+      fmt::format("WorldOptions::make_group returned a group without a {}; wrap_group(backend) sets both",
+                  made.backend ? "close function" : "backend"));
+}
+
 // Starts to close `group` on a thread of its own. If none can be had, closes it on this one.
 void start_to_close(const BackendGroup& group, std::vector<std::jthread>& closers) noexcept {
   try {
@@ -64,7 +72,7 @@ GroupTable::GroupTable(Options options) : options_(std::move(options)) {}
 
 GroupTable::~GroupTable() {
   end();
-  if (options_.board->failed()) skip_mpi_end();
+  if (options_.board->failed() && is_over_mpi()) skip_mpi_end();
 }
 
 // The watch goes on meanwhile, so that the loss of a rank ends the wait for what it does not send any more.
@@ -223,7 +231,7 @@ void GroupTable::end_watch() {
 }
 
 void GroupTable::start() {
-  if (options_.fake || options_.size == 1 || options_.cpu_backend != CpuBackend::kMpi) return;
+  if (!is_over_mpi()) return;
   std::vector<int64_t> everyone(static_cast<std::size_t>(options_.size));
   std::iota(everyone.begin(), everyone.end(), int64_t{0});
   start_mpi(request("tessera/mpi", everyone, {}, c10::DeviceType::CPU));
@@ -236,7 +244,7 @@ BackendGroup GroupTable::make(const Key& key) const {
                           fmt::join(ranks, "-"), suffix_of(options)),
               ranks, options, device);
   if (options_.fake) return make_fake_group(asked.rank, asked.size);
-  if (options_.make_group) return options_.make_group(asked);
+  if (options_.make_group) return checked(options_.make_group(asked));
   if (device == c10::DeviceType::CPU) return make_cpu_group(asked, options.backend);
   const Names backends = backends_of(device, options_.cpu_backend, options_.gloo_for_cuda);
   const std::string& backend = options.backend.empty() ? backends.front() : options.backend;
@@ -282,8 +290,13 @@ GroupRequest GroupTable::request(const std::string& prefix, const std::vector<in
   return request;
 }
 
+// Says whether the world is over MPI. A failure of another world leaves the end of MPI alone.
+bool GroupTable::is_over_mpi() const {
+  return options_.cpu_backend == CpuBackend::kMpi && options_.size > 1 && !options_.fake;
+}
+
 bool GroupTable::close_all() noexcept {
-  skip_mpi_end();
+  if (is_over_mpi()) skip_mpi_end();
   // The failure is recorded before this call, and a collective checks for a failure after it counts as busy. So either
   // this call sees the collective, or the collective sees the failure.
   const bool busy = options_.busy();

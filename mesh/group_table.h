@@ -103,6 +103,7 @@ class GroupTable {
   BackendGroup make(const Key& key) const;
   void throw_if_mixed() const;
   BackendGroup make_cpu_group(const GroupRequest& request, const std::string& backend) const;
+  bool is_over_mpi() const;
   static BackendGroup make_in_time(const GroupRequest& request, BackendGroup (*make_group)(const GroupRequest&));
   GroupRequest request(const std::string& prefix, const std::vector<int64_t>& ranks, const GroupOptions& options,
                        c10::DeviceType device) const;

@@ -54,10 +54,11 @@ Recorder::Recorder(int64_t rank, std::size_t capacity) : rank_(rank) { restart(c
 void Recorder::set_on(bool on) { on_.store(on && capacity_ > 0, std::memory_order_relaxed); }
 
 void Recorder::restart(std::size_t capacity) {
+  const std::lock_guard lock(ring_mutex_);
   set_on(false);
   capacity_ = capacity == 0 ? 0 : std::bit_ceil(capacity);
   slots_ = capacity_ == 0 ? nullptr : std::make_unique<Slot[]>(capacity_);
-  next_ = 1;
+  forgotten_ = next_ - 1;
   set_on(true);
 }
 
@@ -127,19 +128,26 @@ uint64_t Recorder::begin(const Collective& collective) {
                .bytes = collective.bytes});
 }
 
-void Recorder::wait_begins(uint64_t sequence) {
-  if (sequence == 0 || capacity_ == 0) return;
+Recorder::Slot* Recorder::find(uint64_t sequence) const {
+  if (sequence == 0 || capacity_ == 0) return nullptr;
   Slot& slot = slot_of(sequence);
-  if (slot.stamp.load(std::memory_order_relaxed) >> kKindBits != sequence) return;
-  slot.waited_from.store(c10::getApproximateTime(), std::memory_order_release);
+  return slot.stamp.load(std::memory_order_relaxed) >> kKindBits == sequence ? &slot : nullptr;
+}
+
+void Recorder::wait_begins(uint64_t sequence) {
+  Slot* const slot = find(sequence);
+  if (slot == nullptr || slot->waited_from.load(std::memory_order_relaxed) != 0) return;
+  slot->waited_from.store(c10::getApproximateTime(), std::memory_order_release);
+}
+
+void Recorder::wait_pauses(uint64_t sequence) {
+  if (Slot* const slot = find(sequence)) slot->waited_from.store(0, std::memory_order_release);
 }
 
 void Recorder::end(uint64_t sequence) {
   if (sequence == 0 || capacity_ == 0) return;
   const auto now = c10::getApproximateTime();
-  Slot& slot = slot_of(sequence);
-  if (slot.stamp.load(std::memory_order_relaxed) >> kKindBits != sequence) return;
-  slot.end.store(now, std::memory_order_release);
+  if (Slot* const slot = find(sequence)) slot->end.store(now, std::memory_order_release);
 }
 
 // ---- Reading
@@ -160,7 +168,7 @@ bool Recorder::read(uint64_t sequence, const std::function<int64_t(c10::approx_t
   const int64_t serial = slot.serial.load(kAcquire), bytes = slot.bytes.load(kAcquire);
   if (slot.stamp.load(std::memory_order_relaxed) != stamp) return false;
   out = {.rank = rank_,
-         .sequence = sequence,
+         .sequence = sequence - forgotten_,
          .kind = static_cast<RecordKind>(stamp & kKindMask),
          .name = text_of(name),
          .path = text_of(path),
@@ -176,8 +184,9 @@ bool Recorder::read(uint64_t sequence, const std::function<int64_t(c10::approx_t
 }
 
 std::vector<Record> Recorder::records(std::size_t most) const {
+  const std::lock_guard ring_lock(ring_mutex_);
   const uint64_t next = next_.load(std::memory_order_acquire);
-  const uint64_t count = std::min<uint64_t>({next - 1, capacity_, most});
+  const uint64_t count = std::min<uint64_t>({next - 1 - forgotten_, capacity_, most});
   std::vector<Record> out;
   if (count == 0) return out;
   const auto to_ns = [this] {

@@ -31,7 +31,7 @@ const char* to_string(RecordKind kind);  // "operator", "collective", "module", 
 // has done it.
 struct Record {
   int64_t rank = 0;
-  uint64_t sequence = 0;  // 1 for the first record of the World
+  uint64_t sequence = 0;  // 1 for the first record of the World, and for the first one after a restart()
   RecordKind kind = RecordKind::kSpan;
   std::string name;  // "aten::mm", "all_reduce", the module's path, or the name that a user gave
   std::string path;  // the parameter or hooked module that took part, or ""
@@ -44,7 +44,9 @@ struct Record {
   std::vector<int64_t> ranks;  // the global ranks of its group
   int64_t serial = 0;          // 1 for the first collective on that mesh dimension with these ranks; alike on all ranks
   int64_t bytes = 0;           // size of this rank's input
-  int64_t waited_from_ns = 0;  // when this rank began to wait for the result; 0: it has not
+  // Is when this rank began to wait for the result; under Checked, for the comparison before it, unless the rank goes
+  // on meanwhile. 0: it has not.
+  int64_t waited_from_ns = 0;
 
   bool has_ended() const { return end_ns != 0; }
   friend bool operator==(const Record&, const Record&) = default;
@@ -72,7 +74,8 @@ std::string utc_text(int64_t ns);
 // clock, and allocates only for a name that is new, so that it can stay on; docs/performance.md has its cost.
 //
 // Invariants:
-//   - Any thread may write and read at any time, also after a failure; only restart() needs the others to be idle.
+//   - Any thread may write and read at any time, also after a failure; only restart() needs other writers to be idle.
+//   - Sequences run on in a restart, so that what began before it leaves later records alone.
 //   - A record is in the ring from its begin, so that what has not ended is seen. A record is overwritten when
 //     `capacity` later ones have begun.
 //   - texts_ keeps every different name and path as long as the Recorder lives: slots point to them.
@@ -88,8 +91,8 @@ class Recorder {
   // switch it on, on every rank, between the same two collectives.
   void set_on(bool on);
   std::size_t capacity() const { return capacity_; }
-  // Forgets all records and keeps the last `capacity` from now on; 0 switches it off. No other thread may run operators
-  // or collectives of this World meanwhile.
+  // Forgets all records and keeps the last `capacity` from now on; 0 switches it off. What has begun and not ended is
+  // forgotten too. No other thread may run operators or collectives of this World meanwhile; others may read.
   void restart(std::size_t capacity);
 
   // Returns the records that are in the ring, oldest first, at most the last `most` of them. Does not communicate.
@@ -130,9 +133,11 @@ class Recorder {
     int64_t bytes = 0;
   };
   uint64_t begin(const Collective& collective);
-  // Say that this rank begins to wait, and that the record ends. A record that was overwritten is left alone, and so is
+  // Say that this rank begins to wait, of which the first time counts; that it goes on without the result, so that the
+  // next time counts; and that the record ends. A record that was overwritten or forgotten is left alone, and so is
   // sequence 0.
   void wait_begins(uint64_t sequence);
+  void wait_pauses(uint64_t sequence);
   void end(uint64_t sequence);
 
  private:
@@ -159,6 +164,8 @@ class Recorder {
   };
   struct Filling;  // what a writer puts into a slot
 
+  // Returns the slot of a record, or nullptr if it is not there.
+  Slot* find(uint64_t sequence) const;
   Slot& slot_of(uint64_t sequence) const { return slots_[sequence & (capacity_ - 1)]; }
   uint64_t fill(const Filling& filling);
   // Returns the kept text that equals `text`, nullptr for "".
@@ -170,10 +177,12 @@ class Recorder {
   const int64_t rank_;
   std::atomic<bool> on_{false};
   std::atomic<uint64_t> next_{1};
-  std::size_t capacity_ = 0;  // a power of two, or 0
+  mutable std::mutex ring_mutex_;  // is held by readers of the members below, and while restart() changes them
+  uint64_t forgotten_ = 0;         // the last sequence before the restart
+  std::size_t capacity_ = 0;       // a power of two, or 0
   std::unique_ptr<Slot[]> slots_;
 
-  mutable std::mutex mutex_;  // guards the members below, except what seen_ holds
+  mutable std::mutex mutex_;  // guards the members below, except what seen_ holds; taken after ring_mutex_
   mutable c10::ApproximateClockToUnixTimeConverter clock_;
   std::deque<std::string> texts_;
   std::unordered_map<std::string_view, const std::string*> text_of_;

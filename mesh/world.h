@@ -163,6 +163,11 @@ class World : public std::enable_shared_from_this<World> {
   // by itself, as LibTorch's watchdog aborts NCCL's, fails the job here. It is cheap, and does not communicate before
   // that.
   void check_alive() const;
+  // Says whether the job has failed, or the process of one of `ranks` (global) has ended. Reads the store, /proc and
+  // the launcher's file, and takes up to milliseconds; false in a world of one rank and in a fake one.
+  bool has_lost(const std::vector<int64_t>& ranks) const;
+  // Writes what the recorder holds, as when the job fails: every rank of a group has thrown a MismatchError.
+  void note_mismatch(const std::string& text) const noexcept;
   // Turns an exception of a collective into the job's error and throws it as std::runtime_error: the failure that
   // another rank wrote to the store, else a text that names `where`, the group's ranks, the timeout or the loss of a
   // peer, and the library's own text. Of a WaitError (mesh/backends/backend_group.h) only the awaited ranks may be

@@ -38,8 +38,10 @@ bool says_timeout(const std::string& text) {
 }  // namespace
 
 void World::fail(const std::string& where, const std::string& text) noexcept {
-  if (!impl_->has_peers() || impl_->board->failed()) return;
+  if (!impl_->has_peers()) return;
   try {
+    // The thread that has seen the failure may not come to this before the process ends.
+    if (impl_->board->failed()) return keep_records(where + ": " + text);
     const Failure failure{.kind = Failure::Kind::kError, .rank = rank(), .where = where, .text = text};
     impl_->board->publish(failure, kPublishPatience);
     impl_->board->acknowledge(failure);
@@ -65,6 +67,15 @@ void World::check_alive() const {
 
 std::string World::Impl::failed_text() const {
   return fmt::format("rank {}: the job has failed: {}", options.rank, to_string(board->failure()));
+}
+
+bool World::has_lost(const std::vector<int64_t>& ranks) const {
+  if (!impl_->has_peers()) return false;
+  return impl_->board->failed() || impl_->board->search(ranks, std::chrono::milliseconds::zero()).has_value();
+}
+
+void World::note_mismatch(const std::string& text) const noexcept {
+  impl_->keep_records(*recorder_, text, /*may_change=*/true);
 }
 
 void World::keep_records(const std::string& failure) const noexcept {

@@ -16,6 +16,7 @@
 #include "tessera/dtensor/io/atomic_file.h"
 #include "tessera/dtensor/io/block_reader.h"
 #include "tessera/dtensor/io/file_descriptor.h"
+#include "tessera/mesh/backends/backend_group.h"
 #include "tessera/mesh/core/error_text.h"
 
 namespace tessera {
@@ -26,6 +27,7 @@ namespace fs = std::filesystem;
 // A chunk is still in the processor's cache when it is written after its checksum was computed.
 constexpr int64_t kChunk = 1 << 18;
 constexpr std::chrono::milliseconds kBetweenLooks(2);
+constexpr std::chrono::milliseconds kBetweenChecks(250);
 constexpr std::chrono::milliseconds kLongestUnknown(5000);  // a failure is known to all ranks by then
 constexpr int64_t kLargestPart = 4 * kMaxManifestBytes;     // a block's share takes more than its checksum
 
@@ -111,11 +113,25 @@ void write_file(const std::string& path, const std::string& text) {
   file.publish();
 }
 
+// Throws, and fails the job, if the job has failed or the rank has ended without its part.
+void check_rank(const StateJob& job, int64_t rank) {
+  std::error_code ignored;
+  job.world->check_alive();
+  if (!job.world->has_lost({rank}) || fs::exists(part_path(job, rank), ignored)) return;
+  const WaitError lost(WaitError::Cause::kLost, fmt::format("while waiting for the part of rank {}", rank), {rank});
+  job.world->rethrow_collective_failure("save_training_state", {rank}, lost);
+}
+
 // Waits until the rank has left its part. Returns false when it has failed.
 bool wait_for_part(const StateJob& job, int64_t rank, std::chrono::steady_clock::time_point limit) {
   std::error_code ignored;
+  auto next_check = std::chrono::steady_clock::now();
   while (!fs::exists(part_path(job, rank), ignored)) {
     if (fs::exists(failed_path(job, rank), ignored)) return false;
+    if (std::chrono::steady_clock::now() >= next_check) {
+      check_rank(job, rank);
+      next_check = std::chrono::steady_clock::now() + kBetweenChecks;
+    }
     job.world->check_alive();
     if (std::chrono::steady_clock::now() > limit) {
       const std::string text = fmt::format(

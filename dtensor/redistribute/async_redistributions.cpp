@@ -74,8 +74,9 @@ void AsyncRedistributions::deliver(std::size_t i, at::Tensor& piece, std::atomic
   const std::lock_guard lock(mutex_);
   if (!undelivered) return;
   if (error_) std::rethrow_exception(error_);
-  const World::Exclusive exclusive(
-      mesh_.world());  // throws here, before anything has happened, if another thread communicates
+  std::optional<World::Exclusive> exclusive;
+  if (!finished_)
+    exclusive.emplace(mesh_.world());  // throws before anything has happened, if another thread communicates
   const detail::NotDeferred own_tensors;
   try {
     if (!finished_) finish();

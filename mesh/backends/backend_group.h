@@ -68,7 +68,10 @@ struct GroupRequest {
 };
 
 // A World calls this function, which a user gives as WorldOptions::make_group, to make its groups. The call is
-// collective over the group and may throw.
+// collective over the group and may throw. The result needs `backend` and `close`, which wrap_group() sets. Of the
+// backend the library calls getBackendName, allgather, _allgather_base, alltoall_base (also with splits of different
+// sizes), broadcast, scatter and barrier, for tensors of bytes; and allreduce and _reduce_scatter_base for every dtype
+// and every c10d::ReduceOp of a dtype but PREMUL_SUM.
 using MakeGroup = std::function<BackendGroup(const GroupRequest&)>;
 
 // The functions below make a group, collectively over its members; each throws what the backend throws.

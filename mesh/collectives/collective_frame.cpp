@@ -108,12 +108,15 @@ void check(const CollectiveCall& call, const Intent& intent, uint64_t record) {
     gathered.wait();
     return values_on_host(gathered.backend_work.result(), world);
   };
+  world.recorder().wait_begins(record);
   try {
     check_collective(call.kind, call.mesh, call.mesh_dim, intent, gather);
-  } catch (const MismatchError&) {
+  } catch (const MismatchError& error) {
     world.recorder().end(record);
+    world.note_mismatch(error.what());
     throw;
   }
+  if (call.wait_time == WaitTime::kLater) world.recorder().wait_pauses(record);
 }
 
 }  // namespace

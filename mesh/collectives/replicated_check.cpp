@@ -14,6 +14,7 @@
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/backward_pass.h"
 #include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/core/mismatch.h"
 #include "tessera/mesh/values_on_host.h"
 
 namespace tessera {
@@ -46,9 +47,14 @@ void check_replicated(const at::Tensor& plain, const DeviceMesh& mesh, const std
     for (const int64_t dim : mesh_dims) rows = all_gather(rows, mesh, dim).flatten(0, 1);
     return values_on_host(rows, world);
   };
-  check_alike(fmt::format("Checked: {}: a plain tensor that counts as replicated is not the same on every rank of {}",
-                          who, mesh.to_string()),
-              text, world.rank(), gather);
+  try {
+    check_alike(fmt::format("Checked: {}: a plain tensor that counts as replicated is not the same on every rank of {}",
+                            who, mesh.to_string()),
+                text, world.rank(), gather);
+  } catch (const MismatchError& error) {
+    world.note_mismatch(error.what());
+    throw;
+  }
 }
 
 }  // namespace tessera

@@ -260,6 +260,28 @@ TEST_CASE("with TESSERA_RECORDS a rank that throws leaves the records of all ran
   check_written(folder.path() + "/restart_2");
 }
 
+TEST_CASE("with TESSERA_RECORDS ranks that differ under Checked leave their records, and may go on") {
+  const PrivateFolder folder;
+  const Variable variable("TESSERA_RECORDS", folder.path());
+  run_in_process(2, [](const WorldPtr& world) {
+    const DeviceMesh mesh = line(world);
+    const Checked checked(mesh);
+    barrier(mesh, 0);
+    const at::Tensor mine = at::ones({2 + world->rank()});
+    CHECK_THROWS_AS(all_reduce(mine, mesh, 0, ReduceOp::kSum), MismatchError);
+    barrier(mesh, 0);
+  });
+  const std::vector<RankRecords> written = read_all_records(folder.path());
+  REQUIRE(written.size() == 2);
+  for (const RankRecords& one : written) {
+    CAPTURE(one.rank);
+    CHECK(doctest::String(one.failure.c_str()) == doctest::Contains("all_reduce"));
+    REQUIRE(one.records.size() == 2);
+    CHECK(one.records.back().name == "all_reduce");
+    CHECK(one.records.back().has_ended());
+  }
+}
+
 TEST_CASE("a failure reaches ranks that share no group with the one that failed") {
   const auto run = [] {
     run_in_process(4, [](const WorldPtr& world) {

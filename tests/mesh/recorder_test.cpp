@@ -1,6 +1,7 @@
 #include "tessera/mesh/recorder.h"
 
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -177,6 +178,7 @@ TEST_CASE("recorder: every rank numbers the collectives of a group alike") {
     std::vector<std::vector<Record>> of_rank(static_cast<std::size_t>(size));
     run_in_process(size, [&](const std::shared_ptr<World>& world) {
       const DeviceMesh mesh = init_device_mesh("cpu", {size / 2, 2}, {"dp", "tp"}, world);
+      const Checked off(mesh, false);  // whose comparison waits
       const at::Tensor x = at::ones({6});
       {
         const std::string path = "up.weight";
@@ -230,6 +232,67 @@ TEST_CASE("recorder: the collectives of a check are not recorded") {
     counts[static_cast<std::size_t>(world->rank())] = world->recorder().records().size();
   });
   CHECK(counts == std::vector<std::size_t>{1, 1});
+}
+
+TEST_CASE("recorder: under Checked the wait begins with the comparison") {
+  std::vector<Record> last(2);
+  std::atomic<const Recorder*> first{nullptr};
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, world);
+    const Checked checked(mesh);
+    if (world->rank() == 0) first = &world->recorder();
+    all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum);
+    const auto waits = [&] {
+      const std::vector<Record> there = first.load()->records();
+      return there.size() == 2 && there[1].waited_from_ns != 0;
+    };
+    for (int i = 0; world->rank() == 1 && i < 500 && !waits(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum);
+    last[static_cast<std::size_t>(world->rank())] = world->recorder().records().back();
+    PendingCollective later = start_all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum);
+    CHECK(world->recorder().records().back().waited_from_ns == 0);  // it goes on meanwhile
+    later.wait();
+    CHECK(world->recorder().records().back().waited_from_ns != 0);
+  });
+  CHECK(last[0].waited_from_ns < last[1].begin_ns);
+}
+
+TEST_CASE("recorder: what began before a restart leaves the records after it alone") {
+  Recorder recorder(0, 4);
+  const std::vector<int64_t> pair = {0, 1};
+  const uint64_t flying = recorder.begin({.kind = "all_reduce", .mesh_dim = "tp", .ranks = pair});
+  {
+    const Recorder::Span epoch(recorder, "epoch");
+    recorder.restart(4);
+    CHECK(recorder.records().empty());
+    recorder.begin({.kind = "barrier", .mesh_dim = "tp", .ranks = pair});
+    recorder.begin({.kind = "broadcast", .mesh_dim = "tp", .ranks = pair});
+    recorder.wait_begins(flying);
+    recorder.end(flying);
+  }
+  const std::vector<Record> records = recorder.records();
+  CHECK(names_of(records) == Names{"barrier", "broadcast"});
+  CHECK(records[0].sequence == 1);
+  for (const Record& each : records) {
+    CHECK_FALSE(each.has_ended());
+    CHECK(each.waited_from_ns == 0);
+  }
+}
+
+TEST_CASE("recorder: a thread may read while another one restarts it") {
+  Recorder recorder(0, 4);
+  std::atomic<bool> done{false};
+  std::thread reader([&] {
+    while (!done) recorder.records();
+  });
+  for (std::size_t i = 0; i < 300; ++i) {
+    recorder.restart(i % 3 == 0 ? 0 : 4 << (i % 6));
+    for (int k = 0; recorder.on() && k < 8; ++k) const Recorder::Span span(recorder, "step");
+  }
+  done = true;
+  reader.join();
+  CHECK(recorder.records().size() == 8);
 }
 
 TEST_CASE("recorder: it counts collectives also where their records were overwritten") {

@@ -268,6 +268,18 @@ TEST_CASE("a rank that gets no memory says so, and takes no peer for lost") {
   CHECK_FALSE(is_own_error(std::runtime_error("Connection closed by peer")));
 }
 
+TEST_CASE("a group that a user's function makes has a backend and a way to close it") {
+  WorldOptions options = options_of(0, 1);
+  const auto backend = make_fake_group(0, 1).backend;
+  const auto refused = [&](const BackendGroup& made, const char* text) {
+    options.make_group = [&](const GroupRequest&) { return made; };
+    const auto world = World::create(options);
+    CHECK_THROWS_WITH(world->group({0}, c10::kCPU), doctest::Contains(text));
+  };
+  refused({.backend = backend, .close = {}}, "without a close function");
+  refused({.backend = {}, .close = [] {}}, "without a backend");
+}
+
 TEST_CASE("how many ranks a host has: a rank that asks waits until the world's limit, and names rank 0") {
   WorldOptions options = options_of(1, 2);
   options.store = c10::make_intrusive<c10d::HashStore>();

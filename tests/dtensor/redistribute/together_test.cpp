@@ -159,6 +159,20 @@ TESSERA_RANKS_TEST_CASE("async: a started redistribution is counted at once, and
 
 TESSERA_RANKS_TEST_CASE("async: returns before the other ranks have called it", {2, 3, 4}) { begin_alone(world()); }
 
+TESSERA_RANKS_TEST_CASE("async: a thread may read a result that has come while another one communicates", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = whole_numbers({6, 4});
+  const at::Tensor source = spread(whole, mesh, {S0});
+  const std::vector<at::Tensor> moved = redistribute_many({source, source}, {{S1}, {R}}, kAsync);
+  CHECK(same(full_tensor(moved[0]), whole));  // both have come
+  at::Tensor read;
+  {
+    const World::Exclusive as_in_a_collective(mesh.world());
+    std::thread([&] { read = to_local(moved[1]).clone(); }).join();
+  }
+  CHECK(same(read, whole));
+}
+
 TEST_CASE("async: returns before the other ranks have called it, where they are threads") {
   for (const int64_t size : {2, 3, 4}) run_in_process(size, begin_alone);
 }
