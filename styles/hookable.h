@@ -17,9 +17,11 @@ namespace tessera {
 // Is the base class of a module whose forward can be hooked: Hooked<BlockImpl> (hooks.h) derives from it and from
 // BlockImpl.
 //
-// A hook sees all tensors among the arguments (or results) in order; an absent optional tensor is an undefined one. It
-// may replace tensors, but must not change their number. Hooks run in the order of registration. A hook that throws
-// fails the whole job with its text (World::guard), because the other ranks may not have thrown.
+// A hook sees all tensors among the arguments (or results) in order: an at::Tensor, an optional one (where it is
+// absent, an undefined tensor), those of a vector, and of a pair or tuple of these. It does not see tensors in other
+// types, such as a struct of your own. It may replace tensors, but must not change their number. Hooks run in the order
+// of registration. A hook that throws fails the whole job with its text (World::guard), because the other ranks may not
+// have thrown.
 class Hookable {
  public:
   using PreHook = std::function<void(std::vector<at::Tensor>& inputs)>;

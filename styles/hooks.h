@@ -34,7 +34,8 @@
 namespace tessera {
 namespace detail {
 
-// ---- The tensors among values: at::Tensor, std::optional<at::Tensor>, vectors of tensors, and tuples of these.
+// ---- The tensors among values: at::Tensor, std::optional<at::Tensor>, vectors of tensors, and pairs and tuples of
+// these.
 
 // Says whether a value of this type may hold such tensors.
 template <class T>
@@ -42,16 +43,28 @@ inline constexpr bool kIsReplaceable = std::is_same_v<T, at::Tensor> || std::is_
                                        std::is_same_v<T, std::vector<at::Tensor>>;
 template <class... T>
 inline constexpr bool kIsReplaceable<std::tuple<T...>> = (kIsReplaceable<std::remove_cvref_t<T>> || ...);
+template <class A, class B>
+inline constexpr bool kIsReplaceable<std::pair<A, B>> = kIsReplaceable<std::tuple<A, B>>;
 
 template <class T>
 inline constexpr bool kIsTuple = false;
 template <class... T>
 inline constexpr bool kIsTuple<std::tuple<T...>> = true;
+template <class A, class B>
+inline constexpr bool kIsTuple<std::pair<A, B>> = true;
 
-// Says whether hooks may replace a member of a tuple: a value, or a tuple that forward takes by a reference.
+// Say whether hooks may replace a member of a tuple, a value or a tuple that forward takes by a reference, and whether
+// they may replace all its tensors.
 template <class T>
 inline constexpr bool kMayReplace = std::is_same_v<T, std::remove_cvref_t<T>> ||
                                     (kIsTuple<std::remove_reference_t<T>> && std::is_lvalue_reference_v<T>);
+
+template <class T>
+inline constexpr bool kTakesBack = true;
+template <class... T>
+inline constexpr bool kTakesBack<std::tuple<T...>> = ((!kIsReplaceable<std::remove_cvref_t<T>> || kMayReplace<T>)&&...);
+template <class A, class B>
+inline constexpr bool kTakesBack<std::pair<A, B>> = kTakesBack<std::tuple<A, B>>;
 
 inline void collect(const at::Tensor& t, std::vector<at::Tensor>& out) { out.push_back(t); }
 inline void collect(const std::optional<at::Tensor>& t, std::vector<at::Tensor>& out) {
@@ -61,10 +74,8 @@ inline void collect(const std::vector<at::Tensor>& ts, std::vector<at::Tensor>& 
   out.insert(out.end(), ts.begin(), ts.end());
 }
 template <class T>
-void collect(const T&, std::vector<at::Tensor>&) {}
-template <class... T>
-void collect(const std::tuple<T...>& values, std::vector<at::Tensor>& out) {
-  std::apply([&](const T&... value) { (collect(value, out), ...); }, values);
+void collect(const T& values, std::vector<at::Tensor>& out) {
+  if constexpr (kIsTuple<T>) std::apply([&](const auto&... value) { (collect(value, out), ...); }, values);
 }
 
 using TensorIterator = std::vector<at::Tensor>::const_iterator;
@@ -77,12 +88,13 @@ inline void put_back(std::vector<at::Tensor>& ts, TensorIterator& from) {
   for (at::Tensor& t : ts) t = *from++;
 }
 template <class T>
-void put_back(T&, TensorIterator&) {}
-template <class... T>
-void put_back(std::tuple<T...>& values, TensorIterator& from) {
-  static_assert(((!kIsReplaceable<std::remove_cvref_t<T>> || kMayReplace<T>)&&...),
-                "a tuple among the arguments or results of a hooked forward holds its tensors by value, and not const");
-  std::apply([&](T&... value) { (put_back(value, from), ...); }, values);
+void put_back(T& values, TensorIterator& from) {
+  if constexpr (kIsTuple<T>) {
+    static_assert(kTakesBack<T>,
+                  "a tuple or pair among the arguments or results of a hooked forward holds its tensors by value, and "
+                  "not const");
+    std::apply([&](auto&... value) { (put_back(value, from), ...); }, values);
+  }
 }
 
 // Puts the tensors that were collected from `values`, or others in their places, back into them.

@@ -11,6 +11,7 @@
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/deferred/deferred.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gradient.h"
 #include "tessera/placement/layout.h"
 
 namespace tessera {
@@ -295,6 +296,7 @@ void LayoutPlan::run(int64_t src_rank) const {
   for (const TensorPlan& plan : tensors_) {
     if (plan.contracts.empty() && detail::meta(plan.tensor).contract != nullptr) continue;
     detail::meta(plan.tensor).contract = contract_of(plan, schedule);
+    detail::watch_gradient(plan.tensor);  // else its first use does it, which two threads may be in at once
     if (is_gathered(plan)) schedule->add(plan.tensor);
   }
   for (const auto& action : actions_) action();

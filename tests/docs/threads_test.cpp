@@ -1,4 +1,7 @@
-// Tests what docs/getting-started.md says about ranks in one process.
+// Tests what docs/getting-started.md says about ranks in one process, and docs/serving.md about threads of one rank.
+
+#include <thread>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -47,4 +50,23 @@ TEST_CASE("a training step on two by two ranks of this process") {
     const at::Tensor after = tp(x).square().mean();
     CHECK(after.item<double>() < before.item<double>());
   });
+}
+
+TEST_CASE("several threads run a module of one rank at once, without gradients") {
+  const std::shared_ptr<tessera::World> world = tessera::World::create({});
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {1}, {"tp"}, world);
+  Mlp model;
+  const at::Tensor x = torch::randn({8, 16}), want = model->forward(x).detach();
+  auto tp = tessera::parallelize_module(model, mesh,
+                                        {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}});
+  std::vector<int> right(4, 0);
+  std::vector<std::thread> threads;
+  for (int& count : right) {
+    threads.emplace_back([&] {
+      const torch::NoGradGuard no_grad;
+      for (int i = 0; i < 20; ++i) count += torch::allclose(tessera::to_local(tp(x)), want, 1e-5, 1e-6) ? 1 : 0;
+    });
+  }
+  for (std::thread& each : threads) each.join();
+  CHECK(right == std::vector<int>(4, 20));
 }

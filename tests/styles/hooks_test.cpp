@@ -50,6 +50,11 @@ struct SplitImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Split);
 
+struct TwinsImpl : torch::nn::Module {
+  std::pair<at::Tensor, at::Tensor> forward(const std::pair<at::Tensor, int64_t>& x) { return {x.first, x.first * 2}; }
+};
+TESSERA_MODULE(Twins);
+
 using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
 using DeepTensor = std::tuple<int64_t, std::tuple<at::Tensor>>;
 
@@ -167,6 +172,19 @@ TEST_CASE("hooks see tensors in vectors and tuples, in order, and replace them")
   CHECK(seven == 7);
   CHECK(value(rest.at(0)) == 3);
   CHECK(value(rest.at(1)) == 500);
+}
+
+TEST_CASE("hooks see tensors in pairs, and replace them") {
+  Twins m;
+  m->register_forward_pre_hook(add_one);
+  m->register_forward_hook([](const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs) {
+    CHECK(inputs.size() == 1);
+    REQUIRE(outputs.size() == 2);
+    outputs[1] = outputs[1] * 100;
+  });
+  const auto [first, second] = m(std::pair(number(1), int64_t{5}));
+  CHECK(value(first) == 2);
+  CHECK(value(second) == 400);
 }
 
 TEST_CASE("tuples among the arguments: each tensor that a hook sees goes back to its place, and the caller's stay") {
