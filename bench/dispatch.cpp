@@ -5,6 +5,8 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <optional>
+#include <stdexcept>
 
 #include <ATen/Parallel.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -19,18 +21,28 @@ namespace {
 using tessera::bench::Case;
 using tessera::bench::Row;
 
+std::optional<double> median_of(const std::optional<tessera::bench::Figure>& figure) {
+  return figure ? std::optional(figure->median) : std::nullopt;
+}
+
 void print(const std::vector<Row>& rows) {
   fmt::print("{:<24}{:>9}{:>9}{:>9}{:>16}{:>10}{:>10}{:>10}{:>8}\n", "us per call", "ours", "plain", "added",
              "(quartiles)", "peer", "plain", "added", "ratio");
   for (const Row& r : rows) {
     const double ours = r.ours.median - r.plain.median;
-    const double theirs = r.peer.median - r.peer_plain.median;
-    fmt::print("{:<24}{:>9.2f}{:>9.2f}{:>9.2f}{:>16}{:>10.2f}{:>10.2f}{:>10.2f}{:>8.1f}\n", r.name, r.ours.median,
-               r.plain.median, ours,
-               fmt::format("{:.2f}-{:.2f}", r.ours.low - r.plain.median, r.ours.high - r.plain.median), r.peer.median,
-               r.peer_plain.median, theirs, ours > 0 ? theirs / ours : 0);
+    fmt::print("{:<24}{:>9.2f}{:>9.2f}{:>9.2f}{:>16}", r.name, r.ours.median, r.plain.median, ours,
+               fmt::format("{:.2f}-{:.2f}", r.ours.low - r.plain.median, r.ours.high - r.plain.median));
+    std::optional<double> theirs;
+    if (r.peer) theirs = r.peer->median - (r.peer_plain ? r.peer_plain->median : 0);
+    const auto figure = [](const std::optional<double>& value, int digits) {
+      return value ? fmt::format("{:.{}f}", *value, digits) : "-";
+    };
+    fmt::print("{:>10}{:>10}{:>10}{:>8}\n", figure(median_of(r.peer), 2), figure(median_of(r.peer_plain), 2),
+               figure(theirs, 2), figure(theirs && ours > 0 ? std::optional(*theirs / ours) : std::nullopt, 1));
   }
-  fmt::print("ratio: what the peer (PyTorch's DTensor) adds over what ours adds; 0: it has no such call\n");
+  fmt::print(
+      "ratio: what the peer (PyTorch's DTensor) adds over what ours adds; -: the peer has no such call or was "
+      "not asked, or ours adds nothing\n");
 }
 
 // Returns the goals of `cases`; `rows` are their figures, in the same order.
@@ -84,6 +96,7 @@ int main(int argc, char** argv) {
     };
     std::vector<Case> wanted = tessera::bench::dispatch_cases(mesh);
     if (!only.empty()) std::erase_if(wanted, [&](const Case& c) { return c.subject.name != only; });
+    if (wanted.empty()) throw std::invalid_argument(fmt::format("--only {}: there is no such row", only));
     std::vector<tessera::bench::Subject> subjects;
     for (const Case& each : wanted) {
       subjects.push_back(each.subject);

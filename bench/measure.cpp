@@ -17,9 +17,10 @@ namespace {
 
 nlohmann::json json_of(const Row& row) {
   nlohmann::json out = {{"name", row.name}};
-  const auto put = [&](const char* key, const Figure& f) {
-    out[std::string(key) + "_us"] = f.median;
-    out[std::string(key) + "_quartiles_us"] = {f.low, f.high};
+  const auto put = [&](const char* key, const std::optional<Figure>& f) {
+    if (!f) return;
+    out[std::string(key) + "_us"] = f->median;
+    out[std::string(key) + "_quartiles_us"] = {f->low, f->high};
   };
   put("ours", row.ours);
   put("plain", row.plain);
@@ -114,15 +115,20 @@ std::vector<Row> measure(const std::vector<Subject>& subjects, Peer& peer, int r
     for (int round = -1; round < rounds; ++round) {  // the first one warms up
       const double a = timed(subject.ours, count);
       const double b = subject.plain ? timed(subject.plain, count) : 0;
-      const double c = subject.peer ? peer.ask(subject.name, count) : 0;
-      const double d = subject.peer && subject.peer_plain ? peer.ask("plain_" + subject.name, count) : 0;
+      const std::optional<double> c = subject.peer ? std::optional(peer.ask(subject.name, count)) : std::nullopt;
+      const bool asks_plain = subject.peer && subject.peer_plain;
+      const std::optional<double> d =
+          asks_plain ? std::optional(peer.ask("plain_" + subject.name, count)) : std::nullopt;
       if (round < 0) continue;
       ours.push_back(a);
       plain.push_back(b);
-      theirs.push_back(c);
-      their_plain.push_back(d);
+      if (c) theirs.push_back(*c);
+      if (d) their_plain.push_back(*d);
     }
-    rows.push_back({subject.name, figure_of(ours), figure_of(plain), figure_of(theirs), figure_of(their_plain)});
+    const auto asked = [](const std::vector<double>& samples) {
+      return samples.empty() ? std::nullopt : std::optional(figure_of(samples));
+    };
+    rows.push_back({subject.name, figure_of(ours), figure_of(plain), asked(theirs), asked(their_plain)});
   }
   return rows;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,18 +44,19 @@ class Peer {
   std::string pending_;
 };
 
-// Describes what is measured under one name. An absent function (there is no plain operator) gives 0.
+// Describes what is measured under one name. Where there is no plain operator, its figures are 0.
 struct Subject {
   std::string name;
   std::function<void()> ours;
   std::function<void()> plain;
-  bool peer = true;  // false: the peer has no such operator, and its figures are 0
-  bool peer_plain = true;
-  int fewer = 1;  // divides the number of calls per round, for slow subjects
+  bool peer = true;        // false: the peer has no such operator, or is not asked
+  bool peer_plain = true;  // the same of its plain operator
+  int fewer = 1;           // divides the number of calls per round, for slow subjects
 };
 struct Row {
   std::string name;
-  Figure ours, plain, peer, peer_plain;
+  Figure ours, plain;
+  std::optional<Figure> peer, peer_plain;
 };
 
 // Measures each subject in `rounds` rounds. Each round measures ours, plain, the peer's, and the peer's plain in turn,
@@ -73,7 +75,8 @@ struct Goal {
 // Prints one line per goal, "met" or "missed". Returns whether all are met.
 bool print_goals(const std::vector<Goal>& goals);
 
-// Writes {"benchmark": name, "rows": [{"name", "ours_us", "plain_us", "peer_us", "peer_plain_us", and quartiles}]}.
+// Writes {"benchmark": name, "rows": [{"name", "ours_us", "plain_us", "peer_us", "peer_plain_us", and quartiles}]},
+// without the figures of a peer that was not asked.
 void write_json(const std::string& path, const std::string& benchmark, const std::vector<Row>& rows);
 // Does the same for rows that have a name and other figures.
 void write_json(const std::string& path, const std::string& benchmark, const nlohmann::json& rows);

@@ -127,6 +127,7 @@ bool run(const Arguments& arguments) {
     tessera::bench::print_summary(more);
     rows.insert(rows.end(), more.begin(), more.end());
   }
+  if (rows.empty()) throw std::invalid_argument(fmt::format("--only {}: there is no such row", arguments.only));
   if (arguments.ranks.size() > 1) {
     fmt::print("\nall numbers of ranks");
     tessera::bench::print_summary(rows);

@@ -140,6 +140,7 @@ bool run(const SidesArguments& arguments, const std::vector<int64_t>& hidden, co
       print_row(rows.back());
     }
   }
+  if (rows.empty()) throw std::invalid_argument(fmt::format("--only {}: there is no such mesh", only));
   const bool met = print_goals(goals_of(rows));
   if (!arguments.json.empty()) {
     nlohmann::json out = nlohmann::json::array();

@@ -204,7 +204,7 @@ StepResult Run::traced_step(int64_t step) {
   StepResult result = trainer_->step(*training_, *batches_, step);
   report_.collectives = tessera::to_string(tessera::collective_totals(recorder.records()));
   std::vector<tessera::Record> records = tessera::gather_records(mesh_);  // empty but on the first rank
-  tessera::write_trace(mesh_, options_.run + "/trace.json");
+  on_first("trace.json", [&] { replace_file(options_.run + "/trace.json", tessera::chrome_trace(records)); });
   std::erase_if(records, [](const tessera::Record& record) { return record.rank >= kDrawnRanks; });
   if (is_first_) report_.time_line = tessera::timeline_svg(records, {.title = fmt::format("step {}", step + 1)});
   recorder.restart(usual);

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <map>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,7 @@ class Campaign {
     if (arguments.results.empty()) return;
     if (arguments.plan.empty()) read_results();
     results_.open(arguments.results, std::ios::app);
+    check_results();
   }
 
   // The trials of a row have seeds that count up from the given one, without those that have run.
@@ -77,6 +79,7 @@ class Campaign {
     print(row, seed, report);
     const nlohmann::json line = as_line(row, seed, report);
     if (results_.is_open()) results_ << line.dump() << std::endl;
+    check_results();
     count(line);
   }
   int64_t done(const Row& row) { return tallies_[row.name].trials(); }
@@ -98,6 +101,10 @@ class Campaign {
   }
 
  private:
+  void check_results() const {
+    if (!results_) throw std::runtime_error(fmt::format("--results: cannot write {}", arguments_.results));
+  }
+
   void print(const Row& row, uint64_t seed, const TrialReport& report) const {
     fmt::print("{} --row {} --seed {} --backend {}: {} ({:.1f} s)\n", report.misses.empty() ? "held" : "MISS", row.name,
                seed, arguments_.backend, report.what, report.seconds);

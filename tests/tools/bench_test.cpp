@@ -97,6 +97,17 @@ TEST_CASE("bench redistribute: a result in another order and an error that is no
   }
 }
 
+TEST_CASE("a benchmark of a row that is not there fails, rather than meet all goals") {
+  const std::string dispatch =
+      "TESSERA_PYTHON=$PYTHON timeout 200 bench/dispatch --check --peer bench/dispatch_peer.py --only nothing";
+  for (const ShellOutcome& outcome : {shell(dispatch), redistribute(kPeer, "--check --only nothing"),
+                                      shell(train("bench/train_peer.py") + " --check --only nothing")}) {
+    CAPTURE(outcome.output);
+    CHECK(outcome.exit_code == 1);
+    CHECK(outcome.output.find("--only nothing: there is no such") != std::string::npos);
+  }
+}
+
 TEST_CASE("bench redistribute: ranks that cannot start are reported") {
   const ShellOutcome outcome =
       shell("bench/redistribute --quick --launch /bin/false --peer bench/redistribute_peer.py");
