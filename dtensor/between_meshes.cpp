@@ -100,6 +100,7 @@ at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) 
 at::Tensor carry_across(const at::Tensor& local, const Spec& from, const Spec& to) {
   const SpecPtr left = with_placements(from, soonest_value(from));
   const SpecPtr reached = with_placements(to, without_partial(to.placements));
+  route_between(*reached, to.placements);  // throws on every rank what only the mesh's would find below
   const at::Tensor value = redistribute_local(local, from, left->placements);
   at::Tensor piece = exchanged(value, *left, *reached);
   if (!to.mesh.is_member()) return at::empty({0}, local.options());

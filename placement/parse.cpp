@@ -1,6 +1,7 @@
 #include <charconv>
 #include <optional>
 #include <stdexcept>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -131,12 +132,17 @@ std::optional<Placement> try_parse(std::string_view text) {
 }  // namespace
 
 Placement parse_placement(std::string_view text) {
-  if (const auto placement = try_parse(trim(text))) return *placement;
+  std::string why;
+  try {
+    if (const auto placement = try_parse(trim(text))) return *placement;
+  } catch (const std::invalid_argument& error) {
+    why = fmt::format(" ({})", error.what());
+  }
   throw std::invalid_argument(fmt::format(
-      "parse_placement: \"{}\" is no placement; write R, S(dim) such as S(0), BC(dim,block), RS(dim,size,size...), "
+      "parse_placement: \"{}\" is no placement{}; write R, S(dim) such as S(0), BC(dim,block), RS(dim,size,size...), "
       "IS(dim,0-2+6-8,2-6...), each followed by @order where the left mesh dimension does not cut first, or P(op) "
       "with op one of sum, avg, max, min, product, bit_and, bit_or, bit_xor, \"masked op\", \"norm p\"",
-      text));
+      text, why));
 }
 
 Placements parse_placements(std::string_view text) {

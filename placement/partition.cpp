@@ -1,7 +1,7 @@
 #include "tessera/placement/partition.h"
 
 #include <algorithm>
-#include <numeric>
+#include <limits>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -28,7 +28,13 @@ class Ragged final : public Partition {
       throw std::invalid_argument(fmt::format(
           "RaggedShard: sizes [{}] are no parts; give one size of at least 0 per rank", fmt::join(sizes, ", ")));
     }
-    std::partial_sum(sizes.begin(), sizes.end(), starts_.begin() + 1);
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      if (sizes[i] > std::numeric_limits<int64_t>::max() - starts_[i]) {
+        throw std::invalid_argument(
+            fmt::format("RaggedShard: the sum of the sizes [{}] is too large", fmt::join(sizes, ", ")));
+      }
+      starts_[i + 1] = starts_[i] + sizes[i];
+    }
   }
   Intervals part(int64_t, int64_t, int64_t index) const override {
     const auto i = static_cast<std::size_t>(index);

@@ -33,6 +33,7 @@ struct LlamaOptions {
   double rotary_base = 10000.0;  // "rope_theta" in a config.json of transformers
   std::optional<LlamaRotaryScaling> rotary_scaling = {};
   double norm_epsilon = 1e-5;  // "rms_norm_eps"
+  bool tied = false;           // "tie_word_embeddings": the output layer has the embedding's weight
 
   friend bool operator==(const LlamaOptions&, const LlamaOptions&) = default;
 };
@@ -127,6 +128,7 @@ struct LlamaImpl : torch::nn::Module {
     norm = register_module("norm", LlamaNorm(options));
     head = register_module("head",
                            torch::nn::Linear(torch::nn::LinearOptions(options.hidden, options.vocabulary).bias(false)));
+    if (options.tied) head->weight = tok->weight;
   }
 
   // Returns by how much each pair of a head's elements is rotated per token.

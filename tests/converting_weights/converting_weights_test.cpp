@@ -103,7 +103,8 @@ Case llama_case(bool own_output) {
                                 .intermediate = sizes.intermediate,
                                 .layers = sizes.layers,
                                 .heads = sizes.heads,
-                                .key_value_heads = sizes.key_value_heads};
+                                .key_value_heads = sizes.key_value_heads,
+                                .tied = !own_output};
   return {.path = written(values, own_output ? "llama" : "llama_tied"),
           .rules = llama_rules(sizes.heads, sizes.key_value_heads),
           .make = [options] { return std::make_shared<LlamaImpl>(options); },

@@ -437,7 +437,8 @@ TEST_CASE("Llama's options of the page: the slowest rotation is slowed by the fa
       .key_value_heads = 8,
       .rotary_base = 500000.0,
       .rotary_scaling = LlamaRotaryScaling{.factor = 32.0, .low = 1.0, .high = 4.0, .length = 8192.0},
-      .norm_epsilon = 1e-5};
+      .norm_epsilon = 1e-5,
+      .tied = true};
   LlamaOptions small = options;
   small.vocabulary = 11;
   small.intermediate = 2;

@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/mappings.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/relative.h"
@@ -302,6 +303,27 @@ TESSERA_RANKS_TEST_CASE("two layers of a sequence at once: neither takes what wa
   (a * b).sum().backward();
   (want_a * want_b).sum().backward();
   CHECK(close(x.grad(), piece_of(whole.grad(), mesh, {Shard(0)})));
+}
+
+TESSERA_RANKS_TEST_CASE("copy_to_region sums the gradient of a norm between layers with sequence_parallel", {1, 2, 4}) {
+  const DeviceMesh mesh = line();
+  ColumnParallelOptions up(6, 8);
+  RowParallelOptions down(8, 6);
+  down.input_is_parallel = true;
+  up.config = down.config = {.params_dtype = at::kDouble, .sequence_parallel = true};
+  ColumnParallelLinear first(up, mesh);
+  RowParallelLinear second(down, mesh);
+  const at::Tensor x = sample({8, 3, 6}), g = sample({8, 3, 6}, 1);
+  const at::Tensor weight = leaf(sample({6}, 2)), bias = leaf(sample({6}, 3));
+  const at::Tensor normed =
+      at::layer_norm(piece_of(x, mesh, {Shard(0)}), {6}, copy_to_region(weight, mesh), copy_to_region(bias, mesh));
+  second->forward(first->forward(normed)).backward(piece_of(g, mesh, {Shard(0)}));
+
+  const at::Tensor plain_weight = leaf(sample({6}, 2)), plain_bias = leaf(sample({6}, 3));
+  const at::Tensor hidden = at::linear(at::layer_norm(x, {6}, plain_weight, plain_bias), first->master_weight());
+  at::linear(hidden, second->master_weight()).backward(g);
+  CHECK(close(weight.grad(), plain_weight.grad()));
+  CHECK(close(bias.grad(), plain_bias.grad()));
 }
 
 TEST_CASE("one_rank_errors: a main_grad, a supplied weight or a piece of a sequence that one rank alone has wrong") {

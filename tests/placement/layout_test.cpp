@@ -1,5 +1,6 @@
 #include "tessera/placement/layout.h"
 
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -252,6 +253,9 @@ TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
   CHECK_THROWS_WITH_AS(check_layout({RaggedShard(0, {2})}, lone, Sizes{4}, "test"),
                        doctest::Contains("cuts 2 elements"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(RaggedShard(0, {2, -1}), doctest::Contains("sizes [2, -1] are no parts"), std::invalid_argument);
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  CHECK_THROWS_WITH_AS(RaggedShard(0, {kMost, kMost, 10}), doctest::Contains("is too large"), std::invalid_argument);
+  CHECK_NOTHROW(RaggedShard(0, {kMost - 10, 10}));
   CHECK_THROWS_WITH_AS(RaggedShard(0, {}), doctest::Contains("give one size of at least 0 per rank"),
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(BlockCyclic(0, 0), doctest::Contains("a block of 0 elements"), std::invalid_argument);

@@ -101,6 +101,11 @@ TEST_CASE("text that is no placement is refused with the forms there are") {
     const std::string part = "parse_placement: \"" + text + "\" is no placement; write R, S(dim)";
     CHECK_THROWS_WITH_AS(parse_placement(text), doctest::Contains(part.c_str()), std::invalid_argument);
   }
+  for (const char* const text : {"BC(0,0)", "RS(0,-1,3)", "IS(0,3-1)", "S(0)@70000", "P(norm 0)"}) {
+    const std::string part = std::string("parse_placement: \"") + text + "\" is no placement (";
+    CHECK_THROWS_WITH_AS(parse_placements(std::string("[") + text + ", R]"), doctest::Contains(part.c_str()),
+                         std::invalid_argument);
+  }
   for (const char* const text : {"S(0)", "[S(0)", "S(0)]", "", "["}) {
     CAPTURE(text);
     CHECK_THROWS_WITH_AS(parse_placements(text), doctest::Contains("is no list of placements; write e.g. [S(0), R]"),

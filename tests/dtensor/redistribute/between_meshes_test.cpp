@@ -1,5 +1,6 @@
 // Tests redistribute_to: from one mesh to another of the same ranks, or of others.
 
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
@@ -9,6 +10,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/placement/reduction.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
@@ -51,6 +53,14 @@ void check_moves(const DeviceMesh& from, const DeviceMesh& to, at::IntArrayRef s
     }
   }
 }
+
+// Does not say how a value becomes pieces.
+class LogSumExp final : public Reduction {
+ public:
+  LogSumExp() : Reduction("lse", ReduceOp::kSum) {}
+  at::Tensor to_term(const at::Tensor& piece) const override { return piece.exp(); }
+  at::Tensor from_terms(const at::Tensor& terms, int64_t) const override { return terms.log(); }
+};
 
 }  // namespace
 
@@ -163,6 +173,9 @@ TESSERA_RANKS_TEST_CASE("arguments that do not fit are refused before any commun
                        doctest::Contains("redistribute_to: grad_placements"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(redistribute_to(source, other, {R}, Placements{RaggedShard(0, {1, 2})}),
                        doctest::Contains("redistribute_to: grad_placements"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(redistribute_to(made(sample({6, 5}), mesh_of_ranks({1}, {0}), {R}), mesh_of_ranks({1}, {1}),
+                                       {Partial(std::make_shared<const LogSumExp>())}),
+                       doctest::Contains("implement Reduction::spread"), std::invalid_argument);
   const DeviceMesh stranger = init_device_mesh(device_name(), {1}, {"x"}, World::fake(0, 1));
   CHECK_THROWS_WITH_AS(redistribute_to(source, stranger, {R}), doctest::Contains("is of another World than"),
                        std::invalid_argument);
