@@ -56,6 +56,12 @@ at::Tensor as_whole(const at::Tensor& used, const at::Tensor* registered,
   return wrap(used.detach(), spec);
 }
 
+at::Tensor whole_parameter(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh,
+                           const char* who) {
+  const at::Tensor values = parameter.detach();
+  return full_tensor(is_dtensor(values) ? values : parameter_on_mesh(values, use, mesh, who));
+}
+
 at::Tensor parameter_on_mesh(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh,
                              const char* who) {
   if (is_dtensor(parameter)) return laid(parameter, use, mesh, who);

@@ -51,6 +51,9 @@ at::Tensor parameter_on_mesh(const at::Tensor& parameter, const ParameterUse& us
                              const char* who);
 at::Tensor parameter_piece(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh,
                            const char* who);
+// Returns its whole value, plain and detached. Communicates as full_tensor.
+at::Tensor whole_parameter(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh,
+                           const char* who);
 
 // Returns `sizes` with the last one replaced.
 std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last);

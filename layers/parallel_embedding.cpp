@@ -153,7 +153,10 @@ at::Tensor ParallelEmbeddingImpl::forward(const at::Tensor& ids) {
   return from_local(rows, mesh_, {options.config.sequence_parallel ? Shard(0) : Replicate()}, {.shape = sizes});
 }
 
-at::Tensor ParallelEmbeddingImpl::master_weight() const { return full_tensor(weight.detach()); }
+at::Tensor ParallelEmbeddingImpl::master_weight() const {
+  const std::vector<int64_t> sizes = {options.num_embeddings, options.embedding_dim};
+  return detail::whole_parameter(weight, {"weight", sizes, placement_of(options.cut)}, mesh_, "ParallelEmbedding");
+}
 
 ParallelEmbedding vocab_parallel_embedding(int64_t num_embeddings, int64_t embedding_dim, const DeviceMesh& mesh,
                                            const InitMethod& method, const ModelParallelConfig& config) {

@@ -127,7 +127,9 @@ ParallelLinearBase::ParallelLinearBase(const ParallelLinearOptions& options, Dev
                                        const char* who)
     : mesh_(checked_mesh(std::move(mesh), who)),
       who_(who),
-      cut_(cut_of(who, tensor_dim, tensor_dim == 0 ? options.output_size : options.input_size, mesh_, options)),
+      output_size_(options.output_size),
+      input_size_(options.input_size),
+      cut_(cut_of(who, tensor_dim, tensor_dim == 0 ? output_size_ : input_size_, mesh_, options)),
       bias_cut_(tensor_dim == 0 ? cut_ : Replicate()) {
   if (options.input_size < 1 || options.output_size < 1) {
     refuse(who, fmt::format("{} input and {} output features; give at least one of each", options.input_size,
@@ -156,19 +158,18 @@ void ParallelLinearBase::make_parameters(const ParallelLinearOptions& options, b
   lora_b = make({options.output_size, *options.lora_rank}, by_output ? cut_ : Replicate(), zero);
 }
 
-at::Tensor ParallelLinearBase::weight_piece(const ParallelLinearOptions& options, const at::Tensor& used) const {
-  return detail::parameter_piece(used, {"weight", {options.output_size, options.input_size}, cut_}, mesh_, who_);
+at::Tensor ParallelLinearBase::weight_piece(const at::Tensor& used) const {
+  return detail::parameter_piece(used, {"weight", {output_size_, input_size_}, cut_}, mesh_, who_);
 }
 
-at::Tensor ParallelLinearBase::bias_piece(const ParallelLinearOptions& options,
-                                          const std::optional<Placement>& gradient) const {
+at::Tensor ParallelLinearBase::bias_piece(const std::optional<Placement>& gradient) const {
   if (!bias.defined()) return bias;
-  return detail::parameter_piece(bias, {"bias", {options.output_size}, bias_cut_, gradient}, mesh_, who_);
+  return detail::parameter_piece(bias, {"bias", {output_size_}, bias_cut_, gradient}, mesh_, who_);
 }
 
-at::Tensor ParallelLinearBase::bias_on_mesh(const ParallelLinearOptions& options) const {
+at::Tensor ParallelLinearBase::bias_on_mesh() const {
   if (!bias.defined()) return bias;
-  return detail::parameter_on_mesh(bias, {"bias", {options.output_size}, bias_cut_}, mesh_, who_);
+  return detail::parameter_on_mesh(bias, {"bias", {output_size_}, bias_cut_}, mesh_, who_);
 }
 
 at::Tensor ParallelLinearBase::adapted(const ParallelLinearOptions& options, const at::Tensor& input) const {
@@ -193,11 +194,11 @@ at::Tensor ParallelLinearBase::checked_main_grad(const at::Tensor& piece, const 
 
 at::Tensor ParallelLinearBase::master_weight() const {
   if (!weight.defined()) refuse(who_, "master_weight of a layer that has no weight of its own");
-  return full_tensor(weight.detach());
+  return detail::whole_parameter(weight, {"weight", {output_size_, input_size_}, cut_}, mesh_, who_);
 }
 
 at::Tensor ParallelLinearBase::master_bias() const {
-  return bias.defined() ? full_tensor(bias.detach()) : at::Tensor();
+  return bias.defined() ? detail::whole_parameter(bias, {"bias", {output_size_}, bias_cut_}, mesh_, who_) : bias;
 }
 
 // ---- By columns ---------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ void ColumnParallelLinearImpl::pretty_print(std::ostream& stream) const {
 at::Tensor ColumnParallelLinearImpl::weight_here(const at::Tensor& given) const {
   const at::Tensor& used = given.defined() ? given : weight;
   if (!used.defined()) refuse(who_, "weight was not supplied to forward, and skip_weight_param_allocation is true");
-  return weight_piece(options, used);
+  return weight_piece(used);
 }
 
 // Returns this rank's output features. The products of the weight and of the adapter share the input, so it is gathered
@@ -236,7 +237,7 @@ at::Tensor ColumnParallelLinearImpl::multiply(const at::Tensor& input, const at:
                                               int64_t sequence_size) const {
   const bool communicates = !routed_outside(options);
   const bool in_sequence = communicates && options.config.sequence_parallel;
-  const at::Tensor bias_here = options.skip_bias_add ? at::Tensor() : bias_piece(options);
+  const at::Tensor bias_here = options.skip_bias_add ? at::Tensor() : bias_piece();
   ShardedLinearOptions how{.main_grad = checked_main_grad(weight, options.config)};
   if (!lora_a.defined()) {
     how.reduce_input_gradient = communicates;
@@ -268,8 +269,8 @@ LinearOutput ColumnParallelLinearImpl::forward_with_bias(const at::Tensor& input
   const at::Tensor here = global ? piece_as(input, mesh_, wanted, gradient, who_) : input;
   const at::Tensor output = multiply(here, piece, global ? input.size(0) : -1);
   const bool skips = options.skip_bias_add;
-  if (!global && !gathers) return {.output = output, .bias = skips ? bias_piece(options) : at::Tensor()};
-  const at::Tensor skipped = skips ? bias_on_mesh(options) : at::Tensor();
+  if (!global && !gathers) return {.output = output, .bias = skips ? bias_piece() : at::Tensor()};
+  const at::Tensor skipped = skips ? bias_on_mesh() : at::Tensor();
   const at::Tensor cut = from_local(output, mesh_, {cut_.on(output.dim() - 1)},
                                     {.shape = detail::with_last(output.sizes(), options.output_size)});
   if (!gathers) return {.output = cut, .bias = skipped};
@@ -317,7 +318,7 @@ void RowParallelLinearImpl::pretty_print(std::ostream& stream) const {
 
 // Returns this rank's term of the output, without the bias.
 at::Tensor RowParallelLinearImpl::multiply(const at::Tensor& input) const {
-  const at::Tensor piece = weight_piece(options, weight);
+  const at::Tensor piece = weight_piece(weight);
   const at::Tensor term =
       sharded_linear(input, piece, {}, mesh_, {.main_grad = checked_main_grad(piece, options.config)});
   return lora_a.defined() ? term + adapted(options, input) : term;
@@ -330,8 +331,8 @@ LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
   }
   const bool in_sequence = options.config.sequence_parallel;
   if (!lora_a.defined() && !in_sequence && !routed_outside(options)) {
-    const at::Tensor whole_bias = bias_piece(options);
-    const at::Tensor piece = weight_piece(options, weight);
+    const at::Tensor whole_bias = bias_piece();
+    const at::Tensor piece = weight_piece(weight);
     const at::Tensor output =
         sharded_linear(here, piece, options.skip_bias_add ? at::Tensor() : whole_bias, mesh_,
                        {.reduce_output = true, .main_grad = checked_main_grad(piece, options.config)});
@@ -343,7 +344,7 @@ LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
   }
   if (!bias.defined()) return {.output = output, .bias = {}};
   // Each rank's part of a sequence gives one term of the bias's gradient.
-  const at::Tensor here_bias = bias_piece(options, in_sequence ? Partial() : Replicate());
+  const at::Tensor here_bias = bias_piece(in_sequence ? Partial() : Replicate());
   if (options.skip_bias_add) return {.output = output, .bias = here_bias};
   return {.output = output + here_bias.to(output.scalar_type()), .bias = {}};
 }
@@ -356,7 +357,7 @@ LinearOutput RowParallelLinearImpl::of_dtensor(const at::Tensor& input) const {
   if (!routed_outside(options)) {
     output = redistribute(output, {options.config.sequence_parallel ? Shard(0) : Replicate()});
   }
-  const at::Tensor added = bias_on_mesh(options);
+  const at::Tensor added = bias_on_mesh();
   if (!added.defined() || options.skip_bias_add) return {.output = output, .bias = added};
   return {.output = output + added.to(output.scalar_type()), .bias = {}};
 }

@@ -112,11 +112,10 @@ class ParallelLinearBase {
   // Shards dimension `tensor_dim` of the weight.
   ParallelLinearBase(const ParallelLinearOptions& options, DeviceMesh mesh, int64_t tensor_dim, const char* who);
   void make_parameters(const ParallelLinearOptions& options, bool with_weight);
-  // Return the parameters in the form that a layer of `options` uses.
-  at::Tensor weight_piece(const ParallelLinearOptions& options, const at::Tensor& used) const;
-  at::Tensor bias_piece(const ParallelLinearOptions& options,
-                        const std::optional<Placement>& gradient = std::nullopt) const;
-  at::Tensor bias_on_mesh(const ParallelLinearOptions& options) const;
+  // Return the parameters in the form that a layer uses; a bias that is not there is undefined.
+  at::Tensor weight_piece(const at::Tensor& used) const;
+  at::Tensor bias_piece(const std::optional<Placement>& gradient = std::nullopt) const;
+  at::Tensor bias_on_mesh() const;
   // Returns what the adapter adds to the product with `input`, this rank's features or rows: for columns this rank's
   // part of the output, for rows one term of the sum.
   at::Tensor adapted(const ParallelLinearOptions& options, const at::Tensor& input) const;
@@ -127,14 +126,15 @@ class ParallelLinearBase {
   std::vector<LayerParameter<Class>> parameters_of(const ParallelLinearOptions& options, bool with_weight) const {
     using Layout = detail::ParameterLayout;
     const bool adapter = options.lora_rank.has_value();
-    return {{"weight", &Class::weight, with_weight, Layout{mesh_, {options.output_size, options.input_size}, cut_}},
-            {"bias", &Class::bias, options.bias, Layout{mesh_, {options.output_size}, bias_cut_}},
+    return {{"weight", &Class::weight, with_weight, Layout{mesh_, {output_size_, input_size_}, cut_}},
+            {"bias", &Class::bias, options.bias, Layout{mesh_, {output_size_}, bias_cut_}},
             {"lora_a", &Class::lora_a, adapter},
             {"lora_b", &Class::lora_b, adapter}};
   }
 
   DeviceMesh mesh_;
   const char* who_;
+  int64_t output_size_, input_size_;
   Placement cut_;  // the weight's placement
   Placement bias_cut_;
 };

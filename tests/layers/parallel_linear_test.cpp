@@ -14,6 +14,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/mappings.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/layers/parallel_embedding.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/relative.h"
 #include "tessera/tests/dtensor/thrown.h"
@@ -303,6 +304,28 @@ TESSERA_RANKS_TEST_CASE("two layers of a sequence at once: neither takes what wa
   (a * b).sum().backward();
   (want_a * want_b).sum().backward();
   CHECK(close(x.grad(), piece_of(whole.grad(), mesh, {Shard(0)})));
+}
+
+TESSERA_RANKS_TEST_CASE("the whole of a parameter to which this rank's piece was assigned", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const ModelParallelConfig in_double = {.params_dtype = at::kDouble};
+  ColumnParallelOptions up(6, 12);
+  RowParallelOptions down(12, 5);
+  ParallelEmbeddingOptions table(12, 6);
+  table.cut = EmbeddingCut::kVocabulary;
+  up.config = down.config = table.config = in_double;
+  ColumnParallelLinear columns(up, mesh);
+  RowParallelLinear rows(down, mesh);
+  ParallelEmbedding embedding(table, mesh);
+  const at::Tensor tall = sample({12, 6}), wide = sample({5, 12}), bias = sample({12}, 1);
+  columns->weight = piece_of(tall, mesh, {Shard(0)});
+  columns->bias = piece_of(bias, mesh, {Shard(0)});
+  rows->weight = piece_of(wide, mesh, {Shard(1)});
+  embedding->weight = piece_of(tall, mesh, {Shard(0)});
+  CHECK(same(columns->master_weight(), tall));
+  CHECK(same(columns->master_bias(), bias));
+  CHECK(same(rows->master_weight(), wide));
+  CHECK(same(embedding->master_weight(), tall));
 }
 
 TESSERA_RANKS_TEST_CASE("copy_to_region sums the gradient of a norm between layers with sequence_parallel", {1, 2, 4}) {
