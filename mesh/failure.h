@@ -108,6 +108,10 @@ class FailureBoard {
   // Calls find() repeatedly for at most `patience`. Returns what it finds, else a failure that names one of `ranks`
   // whose process has ended.
   std::optional<Failure> search(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
+  // Says whether the job has failed, or the process of one of `ranks` has ended.
+  bool has_lost(const std::vector<int64_t>& ranks) noexcept {
+    return failed() || search(ranks, std::chrono::milliseconds::zero()).has_value();
+  }
   // Keeps what `ranks` have written about their processes, so that their ends can be seen when the store is gone.
   void remember(const std::vector<int64_t>& ranks) noexcept;
   // Notes in the store that the failure has ended this rank's collective.

@@ -281,10 +281,7 @@ GroupRequest GroupTable::request(const std::string& prefix, const std::vector<in
       .timeout = options.timeout.value_or(options_.timeout),
       .one_host = options_.one_host,
       .device_index = options_.device_of(device).index(),
-      .lost =
-          [board = options_.board](const std::vector<int64_t>& awaited) {
-            return board->failed() || board->search(awaited, std::chrono::milliseconds::zero()).has_value();
-          },
+      .lost = [board = options_.board](const std::vector<int64_t>& awaited) { return board->has_lost(awaited); },
   };
   request.store->setTimeout(request.timeout);
   return request;

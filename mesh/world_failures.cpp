@@ -70,8 +70,7 @@ std::string World::Impl::failed_text() const {
 }
 
 bool World::has_lost(const std::vector<int64_t>& ranks) const {
-  if (!impl_->has_peers()) return false;
-  return impl_->board->failed() || impl_->board->search(ranks, std::chrono::milliseconds::zero()).has_value();
+  return impl_->has_peers() && impl_->board->has_lost(ranks);
 }
 
 void World::note_mismatch(const std::string& text) const noexcept {

@@ -113,10 +113,9 @@ void write_file(const std::string& path, const std::string& text) {
   file.publish();
 }
 
-// Throws, and fails the job, if the job has failed or the rank has ended without its part.
+// Throws, and fails the job, if the rank has ended without its part.
 void check_rank(const StateJob& job, int64_t rank) {
   std::error_code ignored;
-  job.world->check_alive();
   if (!job.world->has_lost({rank}) || fs::exists(part_path(job, rank), ignored)) return;
   const WaitError lost(WaitError::Cause::kLost, fmt::format("while waiting for the part of rank {}", rank), {rank});
   job.world->rethrow_collective_failure("save_training_state", {rank}, lost);
@@ -128,11 +127,11 @@ bool wait_for_part(const StateJob& job, int64_t rank, std::chrono::steady_clock:
   auto next_check = std::chrono::steady_clock::now();
   while (!fs::exists(part_path(job, rank), ignored)) {
     if (fs::exists(failed_path(job, rank), ignored)) return false;
+    job.world->check_alive();
     if (std::chrono::steady_clock::now() >= next_check) {
       check_rank(job, rank);
       next_check = std::chrono::steady_clock::now() + kBetweenChecks;
     }
-    job.world->check_alive();
     if (std::chrono::steady_clock::now() > limit) {
       const std::string text = fmt::format(
           "saving to '{}': rank {} has not written its part within {} s; if it only needs longer, raise "

@@ -1,6 +1,9 @@
 #include "tessera/ops/rules/search.h"
 
 #include <algorithm>
+#include <stdexcept>
+
+#include <fmt/format.h>
 
 #include "tessera/placement/layout.h"
 #include "tessera/placement/reduction.h"
@@ -129,6 +132,12 @@ class Search {
   }
 
   void consider(const Strategy& strategy, std::size_t mesh_dim, std::optional<Strategy>& best, double& best_cost) {
+    if (strategy.inputs.size() != inputs_.size() || strategy.outputs.size() != choice_.outputs.size()) {
+      throw std::logic_error(
+          fmt::format("a sharding rule gave a strategy of {} inputs and {} outputs; the call has {} and {} (an absent "
+                      "tensor counts, lists are flattened)",
+                      strategy.inputs.size(), strategy.outputs.size(), inputs_.size(), choice_.outputs.size()));
+    }
     if (considered_ == nullptr && !keeps_written(strategy, mesh_dim)) return;
     const double cost = cost_of(strategy, mesh_dim);
     const bool better = !best || cost < best_cost;

@@ -157,6 +157,12 @@ TEST_CASE("a strategy for another number of tensors, or of a dimension that is n
                          std::logic_error);
   };
   check({Replicate()}, two, Replicate(), "of 1 inputs and 1 outputs; the call has 2 and 1");
+  rules::OpRule rule;
+  rule.strategies.push_back({.inputs = {Replicate()}, .outputs = {Replicate()}});
+  const Sizes mesh = {2};
+  CHECK_THROWS_WITH_AS(rules::choose(rule, two, one, {{Replicate()}, {Replicate()}}, mesh, gloo(mesh)),
+                       doctest::Contains("a strategy of 1 inputs and 1 outputs; the call has 2 and 1"),
+                       std::logic_error);
   check({Replicate(), Shard(2)}, two, Replicate(), "with S(2) for input 1, which has 2 dimensions");
   check({Shard(1)}, one, Shard(2), "with S(2) for output 0, which has 2 dimensions");
 }
