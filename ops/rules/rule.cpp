@@ -185,6 +185,14 @@ std::string rule_key(const std::string& op_name) {
   return key;
 }
 
+void check_counts(const Strategy& strategy, std::size_t inputs, std::size_t outputs, std::string_view rule) {
+  if (strategy.inputs.size() == inputs && strategy.outputs.size() == outputs) return;
+  throw std::logic_error(
+      fmt::format("{} has a strategy of {} inputs and {} outputs; the call has {} and {} (an absent tensor counts, "
+                  "lists are flattened)",
+                  rule, strategy.inputs.size(), strategy.outputs.size(), inputs, outputs));
+}
+
 void check_strategies(const OpRule& rule, const std::vector<TensorInfo>& inputs, const std::vector<TensorInfo>& outputs,
                       std::string_view op) {
   const auto check_cuts = [&](const std::vector<Placement>& placements, const std::vector<TensorInfo>& tensors,
@@ -199,18 +207,13 @@ void check_strategies(const OpRule& rule, const std::vector<TensorInfo>& inputs,
     }
   };
   for (const Strategy& strategy : rule.strategies) {
-    if (strategy.inputs.size() != inputs.size() || strategy.outputs.size() != outputs.size()) {
-      throw std::logic_error(
-          fmt::format("{}: its sharding rule has a strategy of {} inputs and {} outputs; the call has {} and {} (an "
-                      "absent tensor counts, lists are flattened)",
-                      op, strategy.inputs.size(), strategy.outputs.size(), inputs.size(), outputs.size()));
-    }
+    check_counts(strategy, inputs.size(), outputs.size(), fmt::format("{}: its sharding rule", op));
     check_cuts(strategy.inputs, inputs, "input");
     check_cuts(strategy.outputs, outputs, "output");
   }
 }
 
-bool is_replaced(std::string_view key) { return any_replaced && registry().is_replaced(key); }
+bool is_replaced(std::string_view key) { return registry().is_replaced(key); }
 
 RuleFn find_rule(std::string_view op_name) { return registry().find(rule_key(std::string(op_name))); }
 

@@ -119,13 +119,17 @@ RuleFn find_rule(std::string_view op_name);
 // matmul has. Rules of operators on lists (_foreach_*) and of those with a decomposition (local_kernel.h) may not be
 // asked either.
 void register_rule(const std::string& op_name, RuleFn rule);
-// Says whether register_rule has replaced the rule of LibTorch's operator of this key. Cheap where it has replaced
-// none.
+// Is true once register_rule has replaced the rule of one of LibTorch's operators. It is read before is_replaced, which
+// takes a lock.
 inline std::atomic<bool> any_replaced = false;
+// Says whether register_rule has replaced the rule of LibTorch's operator of this key.
 bool is_replaced(std::string_view key);
 
-// Throws std::logic_error unless each strategy has a placement for every input and every result, and cuts dimensions
-// that they have. `op` names the operator.
+// Throws std::logic_error unless the strategy has a placement for each of `inputs` inputs and `outputs` results. `rule`
+// names the rule, as in "mylib::scale: its sharding rule".
+void check_counts(const Strategy& strategy, std::size_t inputs, std::size_t outputs, std::string_view rule);
+// Throws std::logic_error unless each strategy passes check_counts and cuts dimensions that the tensors have. `op`
+// names the operator.
 void check_strategies(const OpRule& rule, const std::vector<TensorInfo>& inputs, const std::vector<TensorInfo>& outputs,
                       std::string_view op);
 

@@ -132,12 +132,7 @@ class Search {
   }
 
   void consider(const Strategy& strategy, std::size_t mesh_dim, std::optional<Strategy>& best, double& best_cost) {
-    if (strategy.inputs.size() != inputs_.size() || strategy.outputs.size() != choice_.outputs.size()) {
-      throw std::logic_error(
-          fmt::format("a sharding rule gave a strategy of {} inputs and {} outputs; the call has {} and {} (an absent "
-                      "tensor counts, lists are flattened)",
-                      strategy.inputs.size(), strategy.outputs.size(), inputs_.size(), choice_.outputs.size()));
-    }
+    check_counts(strategy, inputs_.size(), choice_.outputs.size(), "a sharding rule");
     if (considered_ == nullptr && !keeps_written(strategy, mesh_dim)) return;
     const double cost = cost_of(strategy, mesh_dim);
     const bool better = !best || cost < best_cost;
