@@ -227,7 +227,7 @@ TEST_CASE("a trial of every row holds what is promised") {
   for (const Row& row : all_rows()) {
     CAPTURE(row.name);
     CHECK(trials[row.name] == ((backend == "mpi" ? row.mpi_trials : row.gloo_trials) > 0 ? 3 : 0));
-    // Some system calls depend on time, so that a planned one may not come. The other rows have no fault in a rank.
-    if (row.kind == Kind::kJob && row.victims != Victims::kNone && trials[row.name] > 0) CHECK(faults[row.name] > 0);
+    // Some system calls depend on time, so that a planned one may not come.
+    if (row.name != "clean" && trials[row.name] > 0) CHECK(faults[row.name] > 0);
   }
 }

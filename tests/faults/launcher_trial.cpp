@@ -1,9 +1,11 @@
 #include "tessera/tests/faults/launcher_trial.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <regex>
 #include <stdexcept>
 
 #include <fcntl.h>
@@ -163,6 +165,16 @@ void leave_unread(Launcher& launcher, const FaultPlan& plan, Outcome& outcome) {
                                                   launcher.code(), lines, 2 * kLines));
 }
 
+// Returns the newest step that a rank reported as saved; 0 if none.
+int64_t newest_saved(const std::string& text) {
+  static const std::regex saved("saved ([0-9]+)");
+  int64_t newest = 0;
+  for (auto each = std::sregex_iterator(text.begin(), text.end(), saved); each != std::sregex_iterator(); ++each) {
+    newest = std::max<int64_t>(newest, std::stoll((*each)[1]));
+  }
+  return newest;
+}
+
 }  // namespace
 
 std::string run_launcher_trial(const Row& row, const FaultPlan& plan, const std::string& backend,
@@ -179,6 +191,7 @@ std::string run_launcher_trial(const Row& row, const FaultPlan& plan, const std:
     text = launcher.text();
   }
   if (plan.fault == "KILL") start_another(folder + "/tmp", outcome);
+  outcome.newest_reported = newest_saved(text);
   return text;
 }
 

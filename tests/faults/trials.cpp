@@ -241,6 +241,7 @@ void Trials::run_two_savers(Trial& trial) {
 }
 
 void Trials::run_second_job(Trial& trial) {
+  constexpr double kStartsAfter = 1;  // seconds
   RanksOptions options = trial.ranks("gloo");
   options.size = 4;
   options.store = trial.path("store_of_launcher");
@@ -248,15 +249,17 @@ void Trials::run_second_job(Trial& trial) {
     Variables all = {{"RANK", std::to_string(rank % 2)}, {"LOCAL_RANK", std::to_string(rank % 2)}};
     for (const char* const name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) all[name] = "2";
     all["TESSERA_STORE"] = trial.path("store");
-    all[rank < 2 ? "TESSERA_FAULTS_SLOW" : "TESSERA_FAULTS_NAP"] = rank < 2 ? "2500" : "1000";
+    all[rank < 2 ? "TESSERA_FAULTS_SLOW" : "TESSERA_FAULTS_NAP"] =
+        rank < 2 ? "2500" : fmt::format("{:.0f}", 1000 * kStartsAfter);
     return all;
   };
+  trial.outcome.fault_time = now_seconds() + kStartsAfter;
   const RanksRun run = run_ranks(options);
   trial.take(run);
+  trial.outcome.all_ended = run.all_ended;
   // Ranks of both jobs end: those of the second one find their places taken, and fail the first one.
   for (int64_t rank : {0, 1, 2, 3}) {
-    const RankOutcome seen = run.outcome_of(rank);
-    if (rank < 2) trial.outcome.ranks[rank] = seen;
+    const RankOutcome seen = trial.outcome.ranks[rank] = run.outcome_of(rank);
     if (!seen.errors.empty() && seen.errors.front().find("has been taken by process") != std::string::npos) continue;
     trial.outcome.found.emplace(
         "named", fmt::format("rank {} of the {} job does not say that a place has been taken: {}", rank % 2,
@@ -267,7 +270,9 @@ void Trials::run_second_job(Trial& trial) {
 
 void Trials::run_stale_store(Trial& trial) {
   trial.plan.rank = FaultPlan::kEveryone;
-  trial.output += run_ranks(trial.ranks(backend_)).output() + "the job again, on the same store:\n";
+  const RanksRun killed = run_ranks(trial.ranks(backend_));
+  trial.outcome.fault_time = killed.fault_time();
+  trial.output += killed.output() + "the job again, on the same store:\n";
   trial.plan = {};
   const RanksRun run = run_ranks(trial.ranks(backend_));
   trial.take(run);

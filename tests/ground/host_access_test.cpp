@@ -39,7 +39,8 @@ std::map<std::string, Listed> read_list(const fs::path& path) {
 int lines_of(const fs::path& path) {
   static const std::regex kAccess(
       R"(\.item<|\.item\(\)|\.cpu\(\)|data_ptr|memcpy|device\(at::kCPU\)|\.nonzero\(|at::_unique\(|accessor<)"
-      R"(|at::_local_scalar_dense\(|at::equal\(|synchronizeDevice|values_on_host\()");
+      R"(|at::_local_scalar_dense\(|at::equal\(|synchronizeDevice|values_on_host\(|\.to\((at|c10|torch)::kCPU)"
+      R"(|::nonzero\(|[a-z]\.equal\(|is_nonzero\(|masked_select)");
   std::ifstream file(path);
   int out = 0;
   for (std::string line; std::getline(file, line);) out += std::regex_search(line, kAccess) ? 1 : 0;

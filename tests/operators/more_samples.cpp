@@ -1,5 +1,7 @@
 #include "tessera/tests/operators/more_samples.h"
 
+#include <limits>
+
 #include <ATen/ATen.h>
 
 namespace tessera::testing {
@@ -16,9 +18,17 @@ torch::jit::Stack adam(const at::IValue& rate, bool amsgrad) {
   return {two(), two(), two(), two(), amsgrad ? two() : nothing(), steps(), rate, 0.9, 0.99, 0.1, 1e-8, amsgrad, false};
 }
 
+torch::jit::Stack adagrad() { return {two(), two(), two(), steps(), 0.1, 0.01, 0.1, 1e-8, false}; }
+
 // Adds arguments without gradient scales; the first list's tensors are written to another list.
 torch::jit::Stack with_out(torch::jit::Stack args) {
   args.insert(args.end(), {at::IValue(), at::IValue(), at::IValue(two())});
+  return args;
+}
+
+// Adds a gradient scale, and whether a gradient is not finite.
+torch::jit::Stack scaled(torch::jit::Stack args, float found_inf) {
+  args.insert(args.end(), {at::full({1}, 4.0, at::kFloat), at::full({1}, found_inf, at::kFloat)});
   return args;
 }
 
@@ -27,6 +37,8 @@ std::vector<Sample> optimizer_samples() {
   for (const char* name : {"aten::_fused_adam", "aten::_fused_adam_", "aten::_fused_adamw", "aten::_fused_adamw_"}) {
     out.push_back({.op = name, .args = adam(0.1, false)});
     out.push_back({.op = name, .args = adam(0.1, true)});
+    out.push_back({.op = name, .args = scaled(adam(0.1, false), 0)});
+    out.push_back({.op = name, .args = scaled(adam(0.1, false), 1)});
     out.push_back({.op = std::string(name) + ".tensor_lr", .args = adam(at::scalar_tensor(0.1, at::kDouble), false)});
     if (std::string(name).ends_with("_")) continue;
     out.push_back({.op = std::string(name) + ".out", .args = with_out(adam(0.1, false))});
@@ -34,18 +46,24 @@ std::vector<Sample> optimizer_samples() {
                    .args = with_out(adam(at::scalar_tensor(0.1, at::kDouble), false))});
   }
   for (const char* name : {"aten::_fused_adagrad", "aten::_fused_adagrad_"}) {
-    const torch::jit::Stack args = {two(), two(), two(), steps(), 0.1, 0.01, 0.1, 1e-8, false};
-    out.push_back({.op = name, .args = args});
-    if (!std::string(name).ends_with("_")) out.push_back({.op = std::string(name) + ".out", .args = with_out(args)});
+    out.push_back({.op = name, .args = adagrad()});
+    out.push_back({.op = name, .args = scaled(adagrad(), 0)});
+    out.push_back({.op = name, .args = scaled(adagrad(), 1)});
+    if (!std::string(name).ends_with("_")) {
+      out.push_back({.op = std::string(name) + ".out", .args = with_out(adagrad())});
+    }
   }
   for (const char* name :
        {"aten::_foreach_addcdiv", "aten::_foreach_addcdiv_", "aten::_foreach_addcmul", "aten::_foreach_addcmul_"}) {
     out.push_back(
         {.op = std::string(name) + ".Tensor", .args = {two(), two(), two(), at::tensor({0.5, 2.0}, at::kDouble)}});
   }
-  out.push_back(
-      {.op = "aten::_amp_foreach_non_finite_check_and_unscale_",
-       .args = {c10::List<at::Tensor>({at::rand({5, 3}), at::rand({4})}), at::zeros({1}), at::full({1}, 0.5)}});
+  for (const bool finite : {true, false}) {
+    const at::Tensor last = at::rand({4});
+    if (!finite) last[3] = std::numeric_limits<float>::infinity();
+    out.push_back({.op = "aten::_amp_foreach_non_finite_check_and_unscale_",
+                   .args = {c10::List<at::Tensor>({at::rand({5, 3}), last}), at::zeros({1}), at::full({1}, 0.5)}});
+  }
   return out;
 }
 

@@ -172,6 +172,8 @@ std::vector<Sample> others() {
       {"aten::_sobol_engine_scramble_", {ints({3, 30}, 9), at::tril(ints({3, 30, 30}, 2)), 3}},
       {"aten::_amp_foreach_non_finite_check_and_unscale",
        {list({at::rand({5, 3}), at::rand({4})}), at::zeros({1}), at::full({1}, 0.5)}},
+      {"aten::_amp_foreach_non_finite_check_and_unscale",
+       {list({at::rand({5, 3}), at::rand({4}) / at::tensor({1, 1, 1, 0})}), at::zeros({1}), at::full({1}, 0.5)}},
       {"aten::_amp_foreach_non_finite_check_and_unscale.out",
        {list({at::rand({5, 3}), at::rand({4})}), at::zeros({1}), at::full({1}, 0.5),
         list({at::empty({5, 3}), at::empty({4})})}},

@@ -27,6 +27,7 @@ Status status_of(Verdict verdict) {
     case Verdict::kByRule: return Status::kByRule;
     case Verdict::kReplicated: return Status::kReplicated;
     case Verdict::kRefused: return Status::kRefused;
+    case Verdict::kRefusedByOne:
     case Verdict::kWrong: break;
   }
   return Status::kWrong;
@@ -37,6 +38,7 @@ Gradient gradient_of(Verdict verdict) {
     case Verdict::kByRule:
     case Verdict::kReplicated: return Gradient::kRight;
     case Verdict::kRefused: return Gradient::kRefused;
+    case Verdict::kRefusedByOne:
     case Verdict::kWrong: break;
   }
   return Gradient::kWrong;
@@ -47,7 +49,8 @@ std::string section_text(Status status) {
     case Status::kByRule: return "In no layout was an input brought to Replicate for want of a rule.";
     case Status::kReplicated: return "In at least one layout they run replicated.";
     case Status::kRefused: return "In at least one layout they throw, on every rank alike.";
-    case Status::kWrong: return "Their results differ from those of plain tensors.";
+    case Status::kWrong:
+      return "Their results differ from those of plain tensors, or some ranks throw what others do not.";
     case Status::kNotCalled: return "No call of them is made, each for the reason that is given.";
     case Status::kOutOfScope: break;
   }

@@ -1,9 +1,11 @@
 #include "tessera/tests/operators/trials.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <exception>
-#include <mutex>
 #include <random>
+#include <thread>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -38,6 +40,26 @@ std::string example(const at::Tensor& mine, const at::Tensor& whole) {
   return fmt::format(" ({} for {} at {})", a[at].item<double>(), b[at].item<double>(), at);
 }
 
+// Judges a run: what each rank found wrong, the error that each threw, and the run's own error; "" where there is none.
+// A rank that found something wrong has left, which makes the others throw.
+Finding finding_of(const std::vector<std::string>& wrong, const std::vector<std::string>& thrown,
+                   const std::string& failure) {
+  const auto found = std::ranges::find_if(wrong, [](const std::string& text) { return !text.empty(); });
+  if (found != wrong.end()) return {.verdict = Verdict::kWrong, .text = *found};
+  if (failure.empty()) return {};
+  const bool alike = std::ranges::all_of(thrown, [&](const std::string& text) { return text == thrown.front(); });
+  return {.verdict = alike ? Verdict::kRefused : Verdict::kRefusedByOne,
+          .text = alike ? failure : "not every rank throws: " + failure};
+}
+
+// Waits until all ranks have ended, or, where one waits for this one, for two seconds: what a rank throws ends the
+// others' collectives, also those that would have come to an end.
+void wait_for_all(const std::atomic<std::size_t>& ended, std::size_t ranks) {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  while (ended < ranks && std::chrono::steady_clock::now() < give_up)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 }  // namespace
 
 std::string to_string(const Trial& trial) {
@@ -62,7 +84,13 @@ std::vector<Trial> trials(const WholeCall& call, uint64_t seed) {
   std::vector<Placements> of_each;
   for (std::size_t j = 0; j < call.tensors().size(); ++j) {
     const at::Tensor& t = call.tensors()[j];
-    of_each.push_back(t.defined() ? candidates(t, call.writes(j), call.random()) : Placements{Replicate()});
+    if (!t.defined()) {
+      of_each.push_back({Replicate()});
+    } else if (call.is_flag(j)) {
+      of_each.push_back({Replicate(), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin)});
+    } else {
+      of_each.push_back(candidates(t, call.writes(j), call.random()));
+    }
   }
   std::vector<Trial> out;
   if (of_each.empty()) return out;
@@ -110,18 +138,28 @@ std::vector<at::Tensor> Placed::on(const DeviceMesh& mesh, std::size_t rank) con
 Finding on_ranks(const Trial& trial, const std::function<std::string(const DeviceMesh&, std::size_t)>& body) {
   clear_dispatch_cache();
   const uint64_t before = dispatch_statistics().replicated;
-  std::mutex mutex;
-  Finding out;
+  const std::size_t ranks = num_ranks(trial.mesh_shape);
+  std::vector<std::string> wrong(ranks), thrown(ranks);
+  std::atomic<std::size_t> ended{0};
+  std::string failure;
   try {
-    run_in_process(static_cast<int64_t>(num_ranks(trial.mesh_shape)), [&](const std::shared_ptr<World>& world) {
+    run_in_process(static_cast<int64_t>(ranks), [&](const std::shared_ptr<World>& world) {
       const DeviceMesh mesh = init_device_mesh(device_name(), trial.mesh_shape, {}, world);
-      const std::string wrong = body(mesh, static_cast<std::size_t>(world->rank()));
-      const std::lock_guard lock(mutex);
-      if (!wrong.empty()) out = {.verdict = Verdict::kWrong, .text = wrong};
+      const auto rank = static_cast<std::size_t>(world->rank());
+      try {
+        wrong[rank] = body(mesh, rank);
+      } catch (const std::exception& error) {
+        thrown[rank] = innermost(error);
+        ++ended;
+        wait_for_all(ended, ranks);
+        throw;
+      }
+      ++ended;
     });
   } catch (const std::exception& error) {
-    out = {.verdict = Verdict::kRefused, .text = innermost(error)};
+    failure = innermost(error);
   }
+  Finding out = finding_of(wrong, thrown, failure);
   if (out.verdict == Verdict::kByRule && dispatch_statistics().replicated != before) out.verdict = Verdict::kReplicated;
   if (out.verdict != Verdict::kByRule) out.text += "; " + to_string(trial);
   return out;

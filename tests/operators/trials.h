@@ -48,10 +48,11 @@ class Placed {
 
 // Says how a run on DTensors compares with the same run on plain tensors, from best to worst.
 enum class Verdict : uint8_t {
-  kByRule,      // the results are the same, and no input was replicated because a rule was missing
-  kReplicated,  // the results are the same, but something was replicated
-  kRefused,     // the same error on every rank
-  kWrong,       // the results differ
+  kByRule,        // the results are the same, and no input was replicated because a rule was missing
+  kReplicated,    // the results are the same, but something was replicated
+  kRefused,       // the same error on every rank
+  kRefusedByOne,  // an error that not all ranks threw alike
+  kWrong,         // the results differ
 };
 
 struct Finding {

@@ -36,14 +36,17 @@ std::string run(const Sample& sample, const DeviceMesh& mesh, std::mt19937& rand
   for (const at::Tensor& t : prepared.tensors()) {
     spread_out.push_back(t.defined() ? spread(t, mesh, random, layouts) : t);
   }
-  if (prepared.random()) return {};
   const at::NoGradGuard no_grad;
   const auto results = prepared.run(prepared.args_with(spread_out));
   for (std::size_t k = 0; k < results.size(); ++k) {
     const at::Tensor& whole = prepared.results()[k];
     if (results[k].defined() != whole.defined()) return fmt::format("result {} is defined or not", k);
     if (!whole.defined()) continue;
-    if (!same_values(full_tensor(results[k]), whole)) return fmt::format("result {} has other values", k);
+    const at::Tensor full = full_tensor(results[k]);
+    if (full.sizes() != whole.sizes() || full.scalar_type() != whole.scalar_type()) {
+      return fmt::format("result {} has other sizes or another dtype", k);
+    }
+    if (!prepared.random() && !same_values(full, whole)) return fmt::format("result {} has other values", k);
   }
   return {};
 }

@@ -36,6 +36,8 @@ class WholeCall {
   bool writes(std::size_t tensor) const;
   // Says whether this is an out= tensor.
   bool is_out(std::size_t tensor) const;
+  // Says whether the operator compares the tensor with 1, which rounded terms would not add up to.
+  bool is_flag(std::size_t tensor) const { return schema().arguments()[arg_of_[tensor]].name() == "found_inf"; }
 
   // Returns the arguments with other tensors in the place of `tensors()`.
   torch::jit::Stack args_with(const std::vector<at::Tensor>& tensors) const;
