@@ -164,16 +164,21 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
   }
 };
 
+// Returns this rank's piece as a tensor of its own, whose version counts the writes to the DTensor.
+at::Tensor alias_of_piece(const at::Tensor& dtensor) {
+  const detail::Meta& meta = detail::meta(dtensor);
+  const detail::WriteCounters counters = meta.write_counters();
+  return alias_of(meta.local(), detail::raises_version(dtensor) ? counters.version : counters.by_operators);
+}
+
 struct ToLocal : torch::autograd::Function<ToLocal> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const Placements& grad) {
-    const detail::Meta& meta = detail::meta(dtensor);
     if (dtensor.requires_grad()) {
-      detail::saved<SpecPtr>(ctx, "spec") = meta.spec;
+      detail::saved<SpecPtr>(ctx, "spec") = detail::meta(dtensor).spec;
       detail::saved<Placements>(ctx, "grad") = grad;
       ctx->set_materialize_grads(false);  // no zeros for a piece that took no part in the loss
     }
-    const detail::WriteCounters counters = meta.write_counters();
-    return alias_of(meta.local(), detail::raises_version(dtensor) ? counters.version : counters.by_operators);
+    return alias_of_piece(dtensor);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
@@ -258,11 +263,18 @@ at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& 
   const detail::NotDeferred own_tensors;
   detail::check_current(dtensor, "to_local");
   detail::watch_gradient(dtensor);
-  if (!grad_placements) return ToLocal::apply(dtensor, without_partial(spec.placements));
-  const char* const who = "to_local: grad_placements";
-  const Placements gradient = normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), who);
-  detail::check_gradient_layout(spec, gradient, who);
-  return ToLocal::apply(dtensor, gradient);
+  std::optional<Placements> gradient;
+  if (grad_placements) {
+    const char* const who = "to_local: grad_placements";
+    gradient = normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), who);
+    detail::check_gradient_layout(spec, *gradient, who);
+  }
+  // To make a node that nobody records costs more than the rest.
+  if (!dtensor.requires_grad() || !at::GradMode::is_enabled()) {
+    const at::NoGradGuard no_grad;
+    return alias_of_piece(dtensor);
+  }
+  return ToLocal::apply(dtensor, gradient ? *gradient : without_partial(spec.placements));
 }
 
 }  // namespace tessera

@@ -269,12 +269,10 @@ at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed, i
   const c10::VariableVersion& version = viewed.unsafeGetTensorImpl()->version_counter();
   Wrapper* const made = Wrapper::make_bare(*spec, local.device());
   auto out = c10::intrusive_ptr<c10::TensorImpl>::unsafe_steal_from_new(made);
-  if (version.enabled() && !made->is_inference_tensor()) {
-    made->version_counter_ = version;  // LibTorch would replace a counter of its own by this one
-  } else {
-    made->set_inference(true);
-    made->version_counter_ = c10::VariableVersion();
-  }
+  // A view is an inference tensor where the viewed tensor is one, in whatever mode it is made. LibTorch would replace a
+  // counter of its own by this one.
+  if (made->is_inference_tensor() == version.enabled()) made->set_inference(!version.enabled());
+  made->version_counter_ = version.enabled() ? version : c10::VariableVersion();
   made->set_meta(std::move(local), std::move(spec));
   made->meta()->share_writes_of(detail::meta(viewed));
   at::Tensor view(std::move(out));

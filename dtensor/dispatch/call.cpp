@@ -29,9 +29,24 @@ constexpr std::array kKeepContract = {"aten::_to_copy", "aten::clone", "aten::co
 constexpr std::array kScales = {
     "mul",    "div",  "add",  "sub", "rsub",  "addcmul",   "addcdiv",          "addmm", "addmv", "baddbmm",
     "addbmm", "addr", "lerp", "dot", "ldexp", "index_add", "mse_loss_backward"};
-// Lists the operators, by rule name, whose rules use the values of numbers: the value written over pending terms
-// decides which of them pass, and the exponent whether an integer may be raised to it. A user's rule may use any value.
-constexpr std::array kByValue = {"constant_pad_nd", "fill", "histc", "index_fill", "masked_fill", "pow", "scatter"};
+// Lists the operators, by rule name, of which a decision holds for one value of each number. Their rules use the
+// values: the one written over pending terms decides which of them pass, and the exponent whether an integer may be
+// raised to it; or LibTorch refuses some values, which must be found before a piece is computed. A user's rule may use
+// any value.
+constexpr std::array kByValue = {"constant_pad_nd",
+                                 "fill",
+                                 "histc",
+                                 "index_fill",
+                                 "masked_fill",
+                                 "pow",
+                                 "scatter",
+                                 "celu",
+                                 "softshrink",
+                                 "renorm",
+                                 "rrelu_with_noise",
+                                 "leaky_relu_backward",
+                                 "elu_backward",
+                                 "softshrink_backward"};
 constexpr std::array kShapeChangers = {"aten::resize_", "aten::resize_as_", "aten::set_"};
 // Lists the operators, by rule name, that take tensors of the host beside those of a GPU, such as indices and
 // the batch sizes of packed sequences. Those on lists take factors.

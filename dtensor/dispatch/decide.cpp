@@ -334,7 +334,8 @@ class Decider {
       RoutePtr route = route_between(*entry.spec, placements);
       decision_.moved |= !route->plan().steps().empty();
       decision_.communicates |= route->communicates();
-      decision_.moves.push_back({.tensor = tensor, .to = to, .route = std::move(route)});
+      SpecPtr from = with_placements(*entry.spec, entry.spec->placements);
+      decision_.moves.push_back({.tensor = tensor, .from = std::move(from), .to = to, .route = std::move(route)});
     }
     decision_.inputs[tensor] = std::move(to);
   }

@@ -20,6 +20,7 @@ namespace tessera::dispatch {
 struct Decision {
   struct Move {
     std::size_t tensor;  // index in Call::tensors
+    SpecPtr from;        // kept alive: a later tensor of this layout then has the same Spec, and finds the decision
     SpecPtr to;
     RoutePtr route;
   };

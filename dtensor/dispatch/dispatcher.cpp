@@ -57,20 +57,55 @@ void count_replicated(const std::string& op) {
   logger().debug("{}: no sharding rule that fits; runs replicated", op);
 }
 
-DecisionCache::Entry& DecisionCache::slot(uint64_t hash, at::ArrayRef<uint64_t> words) {
+DecisionCache::Entry* DecisionCache::Half::slot(uint64_t hash, at::ArrayRef<uint64_t> words) {
+  if (entries.empty()) return nullptr;
   for (std::size_t i = hash;; ++i) {
-    Entry& entry = entries_[i & (entries_.size() - 1)];
-    if (entry.decision == nullptr || (entry.hash == hash && words == at::ArrayRef<uint64_t>(entry.words))) return entry;
+    Entry& entry = entries[i & (entries.size() - 1)];
+    if (entry.decision == nullptr || (entry.hash == hash && words == at::ArrayRef<uint64_t>(entry.words)))
+      return &entry;
   }
 }
 
+const DecisionPtr* DecisionCache::Half::find(const Key& key) {
+  const Entry* const found = slot(key.hash(), key.words());
+  return found == nullptr || found->decision == nullptr ? nullptr : &found->decision;
+}
+
+void DecisionCache::Half::put(Entry entry) {
+  if (2 * (taken + 1) > entries.size()) grow();
+  Entry& there = *slot(entry.hash, entry.words);
+  if (there.decision == nullptr) ++taken;
+  there = std::move(entry);
+}
+
+void DecisionCache::Half::grow() {
+  std::vector<Entry> old = std::exchange(entries, std::vector<Entry>(std::max<std::size_t>(8, 2 * entries.size())));
+  for (Entry& entry : old) {
+    if (entry.decision != nullptr) *slot(entry.hash, entry.words) = std::move(entry);
+  }
+}
+
+DecisionCache::Half DecisionCache::put(Entry entry) {
+  Half gone;
+  if (newer_.taken >= kMaxDecisions / 2) gone = std::exchange(older_, std::exchange(newer_, Half()));
+  newer_.put(std::move(entry));
+  return gone;
+}
+
 DecisionPtr DecisionCache::find(const Key& key, bool operator_alone) {
+  Half gone;  // freed after the lock: a decision may own the last reference to a world
   const std::lock_guard lock(lock_);
-  if (entries_.empty()) return nullptr;
-  const DecisionPtr& found = slot(key.hash(), key.words()).decision;
-  if (found == nullptr || (operator_alone && !found->operator_alone)) return nullptr;
-  if (!operator_alone || found->kernel == nullptr) ++hits_;
-  return found;
+  const DecisionPtr* found = newer_.find(key);
+  const bool is_older = found == nullptr;
+  if (is_older) found = older_.find(key);
+  if (found == nullptr || (operator_alone && !(*found)->operator_alone)) return nullptr;
+  DecisionPtr decision = *found;
+  if (is_older) {
+    --older_.taken;  // it counts in the newer half from now on
+    gone = put({.hash = key.hash(), .words = {key.words().begin(), key.words().end()}, .decision = decision});
+  }
+  if (!operator_alone || decision->kernel == nullptr) ++hits_;
+  return decision;
 }
 
 void DecisionCache::count_hit() {
@@ -79,36 +114,22 @@ void DecisionCache::count_hit() {
 }
 
 void DecisionCache::insert(const Key& key, DecisionPtr decision) {
-  std::vector<Entry> gone;  // freed after the lock: a decision may own the last reference to a world
+  Half gone;
   const std::lock_guard lock(lock_);
-  if (taken_ >= kMaxDecisions) {
-    gone.swap(entries_);
-    taken_ = 0;
-  }
-  if (2 * (taken_ + 1) > entries_.size()) grow();
-  Entry& entry = slot(key.hash(), key.words());
-  if (entry.decision == nullptr) ++taken_;
-  entry = {.hash = key.hash(), .words = {key.words().begin(), key.words().end()}, .decision = std::move(decision)};
-}
-
-void DecisionCache::grow() {
-  std::vector<Entry> old = std::exchange(entries_, std::vector<Entry>(std::max<std::size_t>(8, 2 * entries_.size())));
-  for (Entry& entry : old) {
-    if (entry.decision != nullptr) slot(entry.hash, entry.words) = std::move(entry);
-  }
+  gone = put({.hash = key.hash(), .words = {key.words().begin(), key.words().end()}, .decision = std::move(decision)});
 }
 
 uint64_t DecisionCache::clear() {
-  std::vector<Entry> gone;
+  Half newer, older;
   const std::lock_guard lock(lock_);
-  gone.swap(entries_);
-  taken_ = 0;
+  std::swap(newer, newer_);
+  std::swap(older, older_);
   return std::exchange(hits_, 0);
 }
 
 std::size_t DecisionCache::size() {
   const std::lock_guard lock(lock_);
-  return taken_;
+  return newer_.taken + older_.taken;
 }
 
 uint64_t DecisionCache::hits() {

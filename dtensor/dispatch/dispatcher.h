@@ -30,12 +30,12 @@ void clear_dispatch_cache();
 
 namespace dispatch {
 
-// Caches one operator's decisions by everything that they depend on.
+// Caches one operator's decisions by everything that they depend on, in two halves. A decision found in the older half
+// is copied to the newer one; when that is full, it becomes the older one, and what the older one held is dropped. So
+// where sequences of many lengths make ever new decisions, those that every step uses stay.
 //
 // Invariants:
-//   - It holds at most kMaxDecisions; a full cache is emptied before the next insert.
-//   - entries_ is an open-addressing table, empty or of a power of two in size, at most half taken; taken_ is the
-//     number of its decisions.
+//   - It holds at most kMaxDecisions.
 //   - lock_ guards every member.
 class DecisionCache {
  public:
@@ -69,14 +69,28 @@ class DecisionCache {
     std::vector<uint64_t> words;
     DecisionPtr decision;  // nullptr: the entry is free
   };
-  // Returns the entry of this key, or the free one where it would be inserted.
-  Entry& slot(uint64_t hash, at::ArrayRef<uint64_t> words);
-  void grow();
+  // Is an open-addressing table.
+  //
+  // Invariants:
+  //   - entries is empty or of a power of two in size, and at most half taken; taken is the number of its decisions, in
+  //   the
+  //     older half of those that have not been copied.
+  struct Half {
+    std::vector<Entry> entries;
+    std::size_t taken = 0;
+
+    // Returns the entry of this key, or the free one where it would be inserted; of an empty table nullptr.
+    Entry* slot(uint64_t hash, at::ArrayRef<uint64_t> words);
+    const DecisionPtr* find(const Key& key);
+    void put(Entry entry);
+    void grow();
+  };
+  // Puts an entry into the newer half, and returns what is dropped for it.
+  Half put(Entry entry);
 
   Lock lock_;
   uint64_t hits_ = 0;
-  std::vector<Entry> entries_;
-  std::size_t taken_ = 0;
+  Half newer_, older_;
 };
 
 // Runs one operator on DTensors, as its boxed kernel at the DTensor dispatch key.

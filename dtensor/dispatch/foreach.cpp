@@ -16,6 +16,7 @@
 #include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/gather_schedule.h"
+#include "tessera/dtensor/dispatch/meta_run.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/core/in_memory.h"
@@ -204,17 +205,72 @@ void throw_alike(const c10::OperatorHandle& op, torch::jit::Stack args) {
   }
 }
 
+// Returns the Spec of a result of the first list's tensor `first`, whose Spec is `spec`.
+SpecPtr spec_like(const at::Tensor& first, const Spec& spec, at::ScalarType dtype) {
+  const bool dense = first.is_non_overlapping_and_dense();
+  if (dense && detail::is_dtensor(first) && !spec.partial && spec.dtype == dtype) return detail::meta(first).spec;
+  const std::vector<int64_t> strides = dense ? spec.strides : at::infer_dense_strides(spec.sizes, spec.strides);
+  return intern_spec(spec.mesh, without_partial(spec.placements), spec.sizes, strides, dtype);
+}
+
+void note_writes(const Call& call) {
+  for (const TensorArg& entry : call.tensors) {
+    if (call.writes(entry) && detail::is_dtensor(*entry.tensor)) detail::note_write(detail::meta(*entry.tensor));
+  }
+}
+
+// Returns the list of results whose arguments are `list`.
+const List& list_of_result(const std::vector<List>& lists, std::size_t result) {
+  return lists[std::min(result, lists.size() - 1)];  // results in several lists are those of the arguments
+}
+
+void return_lists(const Call& call, torch::jit::Stack lists) {
+  call.stack.resize(call.base);
+  for (at::IValue& value : lists) call.stack.push_back(std::move(value));
+}
+
+// Runs the call on a rank outside the mesh, whose results have the layouts that they have on the mesh's ranks. Returns
+// false if the results' dtypes are not known. Throws what the operator throws on the global shapes and dtypes.
+bool run_outside(const Call& call, const std::vector<List>& lists) {
+  const std::size_t results = call.op.schema().returns().size();
+  std::optional<std::vector<MetaResult>> of_meta;
+  if (results > 0) {
+    of_meta = run_on_meta(call);
+    if (!of_meta) return false;
+  } else {
+    torch::jit::Stack args(call.args().begin(), call.args().end());
+    if (runs_on_meta(call.op, args)) throw_alike(call.op, std::move(args));
+  }
+  const at::Device device = call.first_spec->mesh.device();
+  torch::jit::Stack out;
+  std::size_t next = 0;
+  for (std::size_t r = 0; r < results; ++r) {
+    c10::List<at::Tensor> wrapped;
+    const List& list = list_of_result(lists, r);
+    for (std::size_t k = 0; k < list.size; ++k) {
+      const TensorArg& entry = call.tensors[list.begin + k];
+      const TensorArg& first = call.tensors[lists[0].begin + k];
+      const MetaResult& result = of_meta->at(next++);
+      const Placements whole(first.spec->placements.size(), Replicate());
+      const bool alike = entry.tensor->sizes() == first.tensor->sizes();
+      const SpecPtr spec =
+          alike ? spec_like(*first.tensor, *first.spec, result.info.dtype)
+                : intern_spec(first.spec->mesh, whole, result.info.sizes, result.strides, result.info.dtype);
+      wrapped.push_back(
+          detail::wrap(at::empty(spec->local_sizes, at::TensorOptions(spec->dtype).device(device)), spec));
+    }
+    out.emplace_back(std::move(wrapped));
+  }
+  note_writes(call);
+  return_lists(call, std::move(out));
+  return true;
+}
+
 }  // namespace
 
 at::Tensor wrap_like(const at::Tensor& local, const at::Tensor& first, const Spec& spec) {
-  const bool dense = first.is_non_overlapping_and_dense();
-  if (dense && detail::is_dtensor(first) && !spec.partial && spec.dtype == local.scalar_type()) {
-    return detail::wrap(local, detail::meta(first).spec);
-  }
-  const std::vector<int64_t> strides = dense ? spec.strides : at::infer_dense_strides(spec.sizes, spec.strides);
-  const SpecPtr of_result =
-      intern_spec(spec.mesh, without_partial(spec.placements), spec.sizes, strides, local.scalar_type());
-  return detail::wrap(dense ? local : as_dense(local, *of_result), of_result);
+  const SpecPtr of_result = spec_like(first, spec, local.scalar_type());
+  return detail::wrap(first.is_non_overlapping_and_dense() ? local : as_dense(local, *of_result), of_result);
 }
 
 void rethrow_of_list(const c10::OperatorHandle& op, torch::jit::Stack args, World& world) {
@@ -228,8 +284,9 @@ bool run_foreach(const Call& call) {
   if (std::find(kReducing.begin(), kReducing.end(), call.traits.rule_name) != kReducing.end()) return false;
   const std::vector<List> lists = lists_of(call);
   const std::optional<Moves> moves = moves_of(call, lists);
-  if (!moves || !call.first_spec->mesh.is_member()) return false;
+  if (!moves) return false;
   check_implicit(call, *moves);
+  if (!call.first_spec->mesh.is_member()) return run_outside(call, lists);
   torch::jit::Stack local = local_stack(call, lists, *moves);
   torch::jit::Stack given;
   try {
@@ -242,12 +299,10 @@ bool run_foreach(const Call& call) {
     rethrow_of_list(call.op, torch::jit::Stack(call.args().begin(), call.args().end()), call.first_spec->mesh.world());
   }
   write_back(call, lists, *moves, given);
-  for (const TensorArg& entry : call.tensors) {
-    if (call.writes(entry) && detail::is_dtensor(*entry.tensor)) detail::note_write(detail::meta(*entry.tensor));
-  }
+  note_writes(call);
   for (std::size_t r = 0; r < local.size(); ++r) {
     c10::List<at::Tensor> wrapped;
-    const List& list = lists[std::min(r, lists.size() - 1)];  // results in several lists are those of the arguments
+    const List& list = list_of_result(lists, r);
     std::size_t k = 0;
     for (const at::Tensor& t : local[r].toTensorVector()) {
       wrapped.push_back(wrap_of(t, call.tensors[list.begin + k], call.tensors[lists[0].begin + k]));
@@ -255,8 +310,7 @@ bool run_foreach(const Call& call) {
     }
     local[r] = std::move(wrapped);
   }
-  call.stack.resize(call.base);
-  for (at::IValue& value : local) call.stack.push_back(std::move(value));
+  return_lists(call, std::move(local));
   return true;
 }
 

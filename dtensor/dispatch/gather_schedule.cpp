@@ -95,6 +95,7 @@ at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter)
   }
   if (!options_.keeps || !piece.defined()) slot.piece = at::Tensor();
   if (!piece.defined()) {
+    all_held_ = false;
     piece = redistribute_local(parameter.local(), *parameter.spec, slot.whole);
     slot.mark(piece);
   }
@@ -116,8 +117,11 @@ void GatherSchedule::learn(std::size_t index, const detail::Meta& parameter) {
     drop_old_pieces();
     next_.erase(last_);
     last_ = kNothing;
+    all_held_ = false;
   } else if (last_ != kNothing) {
-    next_[last_] = index;
+    const auto [next, is_new] = next_.try_emplace(last_, index);
+    if (is_new || next->second != index) all_held_ = false;
+    next->second = index;
   }
   last_ = {last_[1], last_[2], last_[3], index};
   slot.step = step_;
@@ -140,6 +144,7 @@ GatherSchedule::Values GatherSchedule::values_of(const detail::Meta& parameter) 
 void GatherSchedule::wait_for_ahead() {
   const Ahead done = std::move(*ahead_);
   ahead_.reset();
+  all_held_ = false;
   for (std::size_t i = 0; i < done.slots.size(); ++i) {
     std::atomic<bool> undelivered{true};
     Slot& slot = slots_[done.slots[i]];
@@ -150,9 +155,12 @@ void GatherSchedule::wait_for_ahead() {
 
 // Starts what is expected next, unless something that was gathered ahead is still to be used.
 void GatherSchedule::start_ahead() {
-  if (options_.ahead_bytes == 0 || ahead_) return;
+  if (options_.ahead_bytes == 0 || ahead_ || all_held_) return;
   const std::vector<std::size_t> expected = expected_next();
-  if (expected.empty()) return;
+  if (expected.empty()) {
+    all_held_ = options_.keeps;
+    return;
+  }
   if (!options_.keeps) {
     // The prediction was wrong for pieces that were not used by now, so they are freed.
     for (Slot& each : slots_) each.piece = at::Tensor();

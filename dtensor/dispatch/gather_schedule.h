@@ -102,6 +102,8 @@ class GatherSchedule {
   Last last_ = kNothing;
   std::map<Last, std::size_t> next_;
   std::optional<Ahead> ahead_;  // what was started and not yet waited for
+  // With `keeps`: all that is expected was held at the last look, and nothing has changed since, so nobody looks again.
+  bool all_held_ = false;
 };
 
 namespace detail {

@@ -123,14 +123,12 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
 
   R operator()(c10::DispatchKeySet keys, Args... args) {
     const OpTraits& traits = dispatcher_->traits();
-    if (!traits.view || !c10::InferenceMode::is_enabled()) {
-      Key key(false);
-      if ((append_argument(args, traits, key) && ...)) {
-        const DecisionPtr decision = dispatcher_->find_operator_alone(key);
-        if (decision != nullptr && (decision->kernel == nullptr || (has_contiguous_piece(args) && ...))) {
-          if (decision->kernel != nullptr) dispatcher_->count_hit();
-          return run(*decision, args...);
-        }
+    Key key(false);
+    if ((append_argument(args, traits, key) && ...)) {
+      const DecisionPtr decision = dispatcher_->find_operator_alone(key);
+      if (decision != nullptr && (decision->kernel == nullptr || (has_contiguous_piece(args) && ...))) {
+        if (decision->kernel != nullptr) dispatcher_->count_hit();
+        return run(*decision, args...);
       }
     }
     return boxed_.call<R, Args...>(op_, keys, std::forward<Args>(args)...);

@@ -271,6 +271,15 @@ Optional cut_as_query(const at::Tensor& t, const at::Tensor& query, bool is_mask
   return redistribute(t, *to, {.grad_placements = *to});
 }
 
+// Returns the mask with one element of each dimension that repeats it, as expand() makes them: from_local would write
+// the repeats out, and a dimension of one element stands for all.
+at::Tensor without_repeats(at::Tensor mask) {
+  for (int64_t d = 0; d < mask.dim(); ++d) {
+    if (mask.stride(d) == 0 && mask.size(d) > 1) mask = mask.narrow(d, 0, 1);
+  }
+  return mask;
+}
+
 // Returns the mask as a DTensor that is cut beside the query, or nullopt where it stays as it is. Under
 // ImplicitReplication a plain mask counts as the same on every rank.
 Optional mask_beside(const at::Tensor& mask, const at::Tensor& query) {
@@ -280,7 +289,7 @@ Optional mask_beside(const at::Tensor& mask, const at::Tensor& query) {
                       mask.device() == mesh.device() && mesh.is_member() && !records(mask);
   if (!counts) return std::nullopt;
   const Placements replicated(static_cast<std::size_t>(mesh.ndim()), Replicate());
-  const at::Tensor whole = from_local(mask, mesh, replicated);
+  const at::Tensor whole = from_local(without_repeats(mask), mesh, replicated);
   return cut_as_query(whole, query, /*is_mask=*/true).value_or(whole);
 }
 

@@ -231,10 +231,11 @@ bool foreach_reduction(const c10::OperatorHandle& op, Stack& stack) {
 bool unscale(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   const bool in_place = op.schema().name().ends_with('_');  // the form with out= returns nothing either
-  if (!in_place || !any_spread(args)) return false;
   std::vector<at::Tensor> flags;
   for (const at::Tensor& t : args[0].toTensorVector()) flags.push_back(at::any(at::logical_not(at::isfinite(t))));
-  const at::Tensor found = full_tensor(at::any(at::stack(flags)));
+  if (!in_place || flags.empty()) return false;
+  const at::Tensor any = at::any(at::stack(flags));
+  const at::Tensor found = is_dtensor(any) ? full_tensor(any) : any;
   const at::Tensor found_inf = args[1].toTensor();
   found_inf.copy_(at::maximum(found_inf, found.to(found_inf.scalar_type())));
   at::_foreach_mul_(args[0].toTensorVector(), args[2].toTensor().reshape({}));

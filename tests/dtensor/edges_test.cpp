@@ -417,6 +417,44 @@ TESSERA_RANKS_TEST_CASE("gradients that are scaled back into other tensors stay 
   CHECK(at::equal(full_tensor(gradient), whole));
 }
 
+TESSERA_RANKS_TEST_CASE("a number that is not finite on one rank is found on all of them", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = sample({5, 3}).to(at::kFloat);
+  for (const bool finite : {true, false}) {
+    if (!finite) whole[4][2] = std::numeric_limits<float>::infinity();
+    std::vector<at::Tensor> gradients = {spread(sample({4}).to(at::kFloat), mesh, {R}), spread(whole, mesh, {S0})};
+    at::Tensor found = spread(at::zeros({1}, on(at::kFloat)), mesh, {R});
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found,
+                                                   spread(at::full({1}, 0.5, on(at::kFloat)), mesh, {R}));
+    CHECK(to_local(found).item<float>() == (finite ? 0 : 1));
+    CHECK(at::equal(full_tensor(gradients[1]), whole * 0.5));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("gradients of any layout are scaled back beside a plain flag and a plain scale", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = sample({5, 3}).to(at::kFloat);
+  for (const Placement& placement : {Placement(S0), Placement(R)}) {
+    std::vector<at::Tensor> gradients = {spread(whole, mesh, {placement})};
+    at::Tensor found = at::zeros({1}, on(at::kFloat));
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, at::full({1}, 0.5, on(at::kFloat)));
+    CHECK(found.item<float>() == 0);
+    CHECK(at::equal(full_tensor(gradients[0]), whole * 0.5));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a number that LibTorch refuses is refused after one that it takes, and fails no job", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = spread(sample({1, 3}), mesh, {S0});  // the last rank's piece is empty
+  CHECK(at::equal(full_tensor(at::softshrink(x, 0.5)), at::softshrink(sample({1, 3}), 0.5)));
+  CHECK_THROWS(at::softshrink(x, -0.5));
+  CHECK(at::equal(full_tensor(at::celu(x, 2)), at::celu(sample({1, 3}), 2)));
+  CHECK_THROWS(at::celu(x, 0));
+  CHECK(at::equal(full_tensor(at::renorm(x, 2, 0, 1)), at::renorm(sample({1, 3}), 2, 0, 1)));
+  CHECK_THROWS(at::renorm(x, -2, 0, 1));
+  CHECK(at::equal(full_tensor(x), sample({1, 3})));
+}
+
 TESSERA_RANKS_TEST_CASE("grouped products take pieces whose rows begin at any address", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor a = sample({6, 8}).to(at::kFloat), b = sample({3, 8, 4}).to(at::kFloat);

@@ -259,6 +259,20 @@ TESSERA_RANKS_TEST_CASE("LibTorch's fused operators pair elements by their index
   }
 }
 
+TESSERA_RANKS_TEST_CASE("FusedAdamW on a rank outside the mesh of its parameters does nothing there", {3}) {
+  const DeviceMesh mesh(world(), device().type(), Mesh({2}, {"tp"}, {2, 0}));
+  const at::Tensor whole = sample({5, 3}), gradient = sample({5, 3}, 2);
+  const at::Tensor ours = leaf(distribute_tensor(whole, mesh, {Shard(0)}, kNoSource)), plain = leaf(whole);
+  ours.mutable_grad() = distribute_tensor(gradient, mesh, {Shard(0)}, kNoSource);
+  plain.mutable_grad() = gradient;
+  const auto before = ours._version();
+  FusedAdamW({ours}, {.lr = 0.1}).step();
+  FusedAdamW({plain}, {.lr = 0.1}).step();
+  CHECK(ours._version() > before);
+  const at::Tensor result = full_tensor(ours.detach());
+  if (mesh.is_member()) CHECK(close(result, plain.detach()));
+}
+
 TESSERA_RANKS_TEST_CASE("FusedAdamW refuses what it cannot update", {1, 2}) {
   const at::Tensor columns = at::zeros({4, 4}, on(at::kDouble)).slice(1, 0, 2).requires_grad_();
   check_refused([&] { FusedAdamW({columns}); }, "the memory of parameter 0, of strides [4, 1], has gaps or overlaps");

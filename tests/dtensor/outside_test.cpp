@@ -51,6 +51,23 @@ TESSERA_RANKS_TEST_CASE("a rank outside the mesh runs the same program with glob
   }
 }
 
+TESSERA_RANKS_TEST_CASE("list operators outside the mesh: their results have the layouts of the mesh's ranks", {4}) {
+  const DeviceMesh a(world(), c10::kCPU, Mesh({2}, {"tp"}, {0, 1})), b(world(), c10::kCPU, Mesh({2}, {"tp"}, {2, 3}));
+  const at::Tensor x = sample({5, 6}), y = sample({4}, 1);
+  const std::vector<at::Tensor> both = {distribute_tensor(x, a, {S0}, kNoSource),
+                                        distribute_tensor(y, a, {Partial()}, kNoSource)};
+  const std::vector<at::Tensor> doubled = at::_foreach_mul(both, 2);
+  CHECK(placements_of(doubled[0]) == Placements{S0});
+  CHECK(placements_of(doubled[1]) == Placements{R});
+  const at::Tensor moved = full_tensor(redistribute_to(doubled[0], b, {S0}));
+  if (b.is_member()) CHECK(same(moved, x * 2));
+  // What the operator refuses, every rank refuses.
+  const std::vector<at::Tensor> whole = {distribute_tensor(at::arange(4), a, {S0}, kNoSource)};
+  CHECK_THROWS(at::_foreach_add_(whole, 0.5));
+  const Strict strict;
+  CHECK_THROWS(at::_foreach_mul(both, 2));
+}
+
 TESSERA_RANKS_TEST_CASE("a plain tensor's gradient on a rank outside the mesh is zeros of its sizes", {4}) {
   const DeviceMesh mesh(world(), c10::kCPU, Mesh({3}, {"tp"}, {3, 0, 2}));
   const bool inside = mesh.is_member();

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
@@ -61,6 +62,37 @@ TEST_CASE("a thousand shapes leave no Spec behind") {
   CHECK(interned_specs() <= before + 3 * 1024);
   clear_dispatch_cache();
   CHECK(interned_specs() <= before);
+}
+
+TEST_CASE("an operand that is redistributed and freed after each call finds the decision in the next one") {
+  const DeviceMesh mesh = fake_mesh({4});
+  clear_dispatch_cache();
+  const ImplicitReplication replicated;
+  const at::Tensor x = tessera::ones({8, 2}, mesh, {Shard(0)});
+  const at::Tensor plain = at::ones({8, 2});
+  const auto misses = [&](auto&& make) {
+    const uint64_t before = dispatch_statistics().misses;
+    for (int i = 0; i < 10; ++i) (void)(x * make());
+    return dispatch_statistics().misses - before;
+  };
+  CHECK(misses([&] { return plain; }) == 1);
+  CHECK(misses([&] { return from_local(at::ones({8, 3}).narrow(1, 0, 2), mesh, {Replicate()}); }) == 1);
+  CHECK(misses([&] { return from_local(at::ones({8, 1}), mesh, {Replicate()}); }) == 1);
+}
+
+TEST_CASE("a decision that every step uses stays among those of many shapes") {
+  const DeviceMesh mesh = fake_mesh({4});
+  clear_dispatch_cache();
+  const at::Tensor x = tessera::ones({8, 2}, mesh, {Shard(0)});
+  uint64_t misses = 0;
+  for (int64_t n = 1; n <= 3000; ++n) {
+    at::neg(tessera::ones({n, 3}, mesh, {Shard(0)}));
+    const uint64_t before = dispatch_statistics().misses;
+    at::neg(x);
+    misses += dispatch_statistics().misses - before;
+  }
+  CHECK(misses == 1);
+  clear_dispatch_cache();
 }
 
 TEST_CASE("decisions are cached, up to the limit") {
