@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -9,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "tessera/dtensor/over_meshes.h"
+#include "tessera/mesh/check_state.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/values_on_host.h"
@@ -45,6 +47,8 @@ void Agreement::run(const std::function<void()>& part, const std::function<std::
   std::exception_ptr thrown;
   int64_t print = 0;
   const auto both = [&] {
+    std::optional<InsideCheck> unchecked;
+    if (!meshes_.empty()) unchecked.emplace(meshes_.front().world().check_state());
     part();
     if (fingerprint)
       print = static_cast<int64_t>(std::hash<std::string>()(fingerprint()) >> 1);  // so that -print fits in int64

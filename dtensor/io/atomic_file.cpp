@@ -137,7 +137,9 @@ void AtomicFile::write(const void* data, int64_t count) {
 }
 
 void AtomicFile::sync() {
-  if (::fchmod(file_.get(), final_mode(path_)) != 0) throw_errno("set the mode of", path_);
+  // Some file systems give all their files one mode, and refuse another.
+  const bool is_set = ::fchmod(file_.get(), final_mode(path_)) == 0;
+  if (!is_set && errno != EPERM && errno != ENOSYS && errno != EOPNOTSUPP) throw_errno("set the mode of", path_);
   if (::fsync(file_.get()) != 0) throw_errno("sync", path_);
 }
 

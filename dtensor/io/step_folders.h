@@ -38,7 +38,7 @@ struct SavedBy {
 // Makes a folder that appears under its name all at once: files are written into `path()`, a hidden folder beside it of
 // a new name (".step_00000100.tmp-<random>"), which publish() renames. Without publish() the destructor removes it. Two
 // jobs never share one. A live process holds a lock on the file ".saved_by" in its folder, since NFS locks files alone;
-// the constructor removes the folders that killed processes left behind.
+// the constructor removes the folders that killed processes left behind. On a file system without locks they stay.
 //
 // Members throw std::runtime_error with the path and the system's text when the system refuses. A state that other
 // ranks of the same job have saved is not replaced, since half of a model would be lost: the constructor, and publish()

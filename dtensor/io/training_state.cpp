@@ -148,18 +148,34 @@ bool on_any_rank(bool here, const DeviceMesh& mesh) {
   return any.item<int64_t>() != 0;
 }
 
-struct StepFolder {
-  int64_t step = 0;
-  std::string path;
-};
+bool is_gone(const std::string& path) {
+  std::error_code error;
+  return !std::filesystem::exists(path, error) && !error;
+}
 
-// Returns the newest step below `end`, whether its state is whole or not.
-std::optional<StepFolder> newest_below(const std::string& folder, int64_t end) {
-  const std::map<int64_t, std::string> found = step_folders(folder);
-  const auto next = found.lower_bound(end);
-  if (next == found.begin()) return std::nullopt;
-  const auto& [step, path] = *std::prev(next);
-  return StepFolder{step, path};
+// Returns the folder of the newest step below `end`, and sets `end` to that step; nullopt where there is none. Throws
+// what check_whole_state throws where that state is not whole. A job that saves meanwhile may remove the listed state
+// after it has saved a newer one, so where the folder is gone it lists them again.
+std::optional<std::string> newest_below(const std::string& folder, int64_t& end) {
+  constexpr int kMostLooks = 10;  // a remote file system may go on listing a folder that is gone
+  for (int looks = 1;; ++looks) {
+    const std::map<int64_t, std::string> found = step_folders(folder);
+    const auto next = found.lower_bound(end);
+    if (next == found.begin()) return std::nullopt;
+    const auto& [step, path] = *std::prev(next);
+    try {
+      check_whole_state(path);
+    } catch (const DamagedFile&) {
+      if (looks < kMostLooks && is_gone(path)) continue;
+      end = step;
+      throw;
+    } catch (...) {
+      end = step;
+      throw;
+    }
+    end = step;
+    return path;
+  }
 }
 
 // Throws where there are states and none is whole: a run must not begin anew unnoticed.
@@ -192,12 +208,10 @@ bool load_newest_training_state(TrainingState& state, const std::string& folder)
   std::string of_newest;
   for (int64_t end = kNoEnd;;) {
     bool is_damaged = false;
-    const auto find = [&]() -> std::optional<std::string> {
-      const std::optional<StepFolder> found = newest_below(folder, end);
-      if (!found) return std::nullopt;
-      end = found->step;
-      noting_damage(is_damaged, [&] { check_whole_state(found->path); });
-      return found->path;
+    const auto find = [&] {
+      std::optional<std::string> found;
+      noting_damage(is_damaged, [&] { found = newest_below(folder, end); });
+      return found;
     };
     try {
       if (load_found(state, find, is_damaged)) return true;
@@ -214,17 +228,17 @@ bool load_newest_training_state(TrainingState& state, const std::string& folder)
 }
 
 std::optional<std::string> newest_training_state(const std::string& folder) {
-  const std::map<int64_t, std::string> found = step_folders(folder);
+  int64_t damaged = 0;
   std::string of_newest;
-  for (auto step = found.rbegin(); step != found.rend(); ++step) {
+  for (int64_t end = kNoEnd;;) {
     try {
-      check_whole_state(step->second);
-      return step->second;
+      if (const std::optional<std::string> found = newest_below(folder, end)) return found;
+      break;
     } catch (const DamagedFile& error) {
-      if (of_newest.empty()) of_newest = error.what();
+      if (damaged++ == 0) of_newest = error.what();
     }
   }
-  if (!found.empty()) throw_none_whole("newest_training_state", folder, static_cast<int64_t>(found.size()), of_newest);
+  if (damaged > 0) throw_none_whole("newest_training_state", folder, damaged, of_newest);
   return std::nullopt;
 }
 

@@ -236,7 +236,7 @@ std::vector<WeightBlock> joined(const WeightBlock& block, std::size_t dim, int64
   WeightBlock result = block;
   Loops loops = block.loops[dim];
   loops.insert(loops.end(), block.loops[dim + 1].begin(), block.loops[dim + 1].end());
-  substitute(result.loops, dim, dim + 1, {loops});
+  substitute(result.loops, dim, dim + 1, {merged_loops(loops)});
   substitute(result.box.offsets, dim, dim + 1, {block.box.offsets[dim] * inner + block.box.offsets[dim + 1]});
   substitute(result.box.sizes, dim, dim + 1, {block.box.sizes[dim] * block.box.sizes[dim + 1]});
   return {result};

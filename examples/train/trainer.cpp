@@ -88,6 +88,13 @@ std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const Transforme
   return {group(std::move(matrices), options.weight_decay), group(std::move(others), 0.0)};
 }
 
+// Sets what the options say, which a checkpoint of a run with other options has replaced.
+void set_options(torch::optim::Optimizer& optimizer, double learning_rate, double weight_decay) {
+  auto& groups = optimizer.param_groups();
+  for (auto& group : groups) group.options().set_lr(learning_rate);
+  static_cast<torch::optim::AdamWOptions&>(groups.front().options()).weight_decay(weight_decay);
+}
+
 // Is in the traces of the mesh's World as a span while it lives. Without a mesh it does nothing.
 class PartOfStep {
  public:
@@ -233,7 +240,7 @@ StepResult Trainer::step(const Windows& windows, const tessera::GlobalBatches& b
   StepResult result = compute_gradients(windows, batches, step);
   if (!parts_->device.is_cuda()) check_finite(result, step);
   const PartOfStep optimizer(parts_->mesh, "optimizer");
-  for (auto& group : parts_->optimizer->param_groups()) group.options().set_lr(result.learning_rate);
+  set_options(*parts_->optimizer, result.learning_rate, parts_->options.weight_decay);
   parts_->optimizer->step();
   return result;
 }

@@ -279,6 +279,19 @@ TEST_CASE("train: from meshes of 4 ranks to others, with accumulation, ZeRO-3 an
   check_close(losses_of(folders, "parts"), losses_of(folders, "whole"));
 }
 
+TEST_CASE("train: a resumed run takes the options of the call: the weight decay too") {
+  const Folders folders;
+  const std::string exact = "--dtype float64 --check-steps 0 --validate-every 0 --mesh dp=1 ";
+  output_of(folders, 1, "kept", exact + "--weight-decay 0.1 --stop-at 2");
+  fs::copy(folders.run("kept"), folders.run("changed"), fs::copy_options::recursive);
+  output_of(folders, 1, "kept", "--resume");
+  output_of(folders, 1, "changed", "--resume --weight-decay 10");
+  const std::vector<double> kept = losses_of(folders, "kept"), changed = losses_of(folders, "changed");
+  REQUIRE(kept.size() == changed.size());
+  CHECK(kept[1] == changed[1]);
+  CHECK(std::abs(kept.back() - changed.back()) > 1e-6);
+}
+
 TEST_CASE("train: SIGTERM saves the run and ends it") {
   const Folders folders;
   // It is sent once the run has written a step.

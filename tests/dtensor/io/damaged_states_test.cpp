@@ -7,11 +7,13 @@
 #include <vector>
 
 #include <torch/nn/module.h>
+#include <torch/optim/adamw.h>
 #include <torch/types.h>
 // This comes after LibTorch, whose logging has a CHECK of its own.
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/io/training_state.h"
+#include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
 #include "tessera/tests/dtensor/io/changed_manifest.h"
@@ -136,6 +138,33 @@ TESSERA_RANKS_TEST_CASE(
            "step_00000002/model.safetensors': Cannot allocate memory");
   CHECK(module.value() == 7);
   CHECK(state.step == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("training state: under Checked, bytes of an optimizer that one rank alone has lost are damage",
+                        {3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 1);
+  torch::optim::AdamW optimizer(module.parameters());
+  const auto state_of = [&](int64_t step) {
+    TrainingState state = module.state(step);
+    state.optimizer = &optimizer;
+    return state;
+  };
+  for (int64_t step = 1; step <= 2; ++step) {
+    for (at::Tensor& p : module.parameters()) p.mutable_grad() = torch::ones_like(p);
+    optimizer.step();
+    save_training_state(state_of(step), folder.path());
+  }
+  const Checked checked(mesh);
+  TrainingState state = state_of(0);
+  const std::string text = logged([&] {
+    std::optional<FailingReads> reads;
+    if (is_last()) reads.emplace("step_00000002/optimizer.safetensors", EIO);
+    CHECK(load_newest_training_state(state, folder.path()));
+  });
+  CHECK(state.step == 1);
+  if (world()->rank() == 0) contains(text, "Input/output error");
 }
 
 TESSERA_RANKS_TEST_CASE("training state: a mesh that lacks ranks of the model is refused by loading too", {2, 3}) {

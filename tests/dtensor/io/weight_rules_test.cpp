@@ -125,6 +125,8 @@ std::vector<Described> described() {
        at::cat({c, a}).view({3, 3, 4})},
       {"unflattened within parts", fuse(0, {file("a"), file("c"), file("c")}).unflatten(0, {3, 4}),
        at::cat({a, c, c}).view({3, 4, 4})},
+      {"flattened, then cut elsewhere", file("a").flatten(0, 1).unflatten(0, {4, 6}).transpose(0, 1),
+       a.view({4, 6}).t()},
       {"all dimensions in one", file("d").transpose(0, 3).flatten(0, 3), d.transpose(0, 3).reshape({-1})},
   };
 }
