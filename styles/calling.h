@@ -9,7 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/Scalar.h>
 #include <c10/util/ArrayRef.h>
 
 #include "tessera/styles/compute_dtype.h"
@@ -27,6 +29,8 @@ struct Calling {
 class BatchCheck {
  public:
   void see(const at::Tensor& t);
+  void see(const at::Scalar& /*a number*/) {}
+  void see(const at::Generator& /*no tensor*/) {}
   template <class T>
   void see(const std::vector<T>& arguments) {
     for (const auto& each : arguments) see(each);

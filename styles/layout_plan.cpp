@@ -1,6 +1,7 @@
 #include "tessera/styles/layout_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -12,6 +13,8 @@
 #include "tessera/dtensor/deferred/deferred.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
+#include "tessera/mesh/core/logger.h"
+#include "tessera/mesh/core/reused_memory.h"
 #include "tessera/placement/layout.h"
 
 namespace tessera {
@@ -268,8 +271,34 @@ ContractPtr LayoutPlan::contract_of(const TensorPlan& plan, const std::shared_pt
   return std::make_shared<const Contract>(std::move(first));
 }
 
+void LayoutPlan::warn_of_aliases() const {
+  std::map<const c10::StorageImpl*, std::size_t> owners;  // how many of the tensors and lists here hold a storage
+  for (const TensorPlan& plan : tensors_) {
+    if (plan.tensor.has_storage()) ++owners[plan.tensor.storage().unsafeGetStorageImpl()];
+  }
+  std::vector<std::string> shared;
+  for (const TensorPlan& plan : tensors_) {
+    const at::Tensor& t = plan.tensor;
+    if (is_dtensor(t) || detail::is_deferred(t) || !t.has_storage() || t.numel() == 0) continue;
+    const std::size_t known = owners.at(t.storage().unsafeGetStorageImpl()) + (is_listed(t.storage()) ? 1 : 0);
+    if (t.storage().use_count() > known) shared.push_back(plan.paths.front());
+  }
+  if (shared.empty()) return;
+  constexpr std::size_t kShown = 3;
+  const std::string more = shared.size() > kShown ? fmt::format(" and {} more", shared.size() - kShown) : "";
+  shared.resize(std::min(shared.size(), kShown));
+  logger().warn(
+      "parallelize_module: the memory of {}{} is shared with a tensor that is no parameter or buffer of the module, "
+      "such "
+      "as a view that is kept as a member, or what it was loaded from: that tensor keeps the old values, and must not "
+      "be "
+      "used in forward; take a view there",
+      fmt::join(shared, ", "), more);
+}
+
 void LayoutPlan::run(int64_t src_rank) const {
   const at::NoGradGuard no_grad;
+  warn_of_aliases();
   const std::vector<std::size_t> alike = first_alike(tensors_);
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const at::Tensor& t = tensors_[i].tensor;

@@ -84,6 +84,8 @@ class LayoutPlan {
   TensorPlan& plan_of(const at::Tensor& tensor, const std::string& by);
   Placements placements_of(const TensorPlan& plan) const;
   bool is_gathered(const TensorPlan& plan) const;
+  // Warns where other tensors share a parameter's memory: they would keep the values that it has now.
+  void warn_of_aliases() const;
   ContractPtr contract_of(const TensorPlan& plan, const std::shared_ptr<GatherSchedule>& schedule) const;
 
   DeviceMesh mesh_;

@@ -228,10 +228,11 @@ struct Assigned {
 void add_entry(Assigned& assigned, const ModuleNode& node, const ParallelPlan::value_type& entry) {
   for (const auto* other : assigned.entries) {
     if (other == &entry) return;
-    if (other->second->joins_others() || entry.second->joins_others()) continue;
+    const bool joins = other->second->joins_others() || entry.second->joins_others();
+    if (joins && other->second->name() != entry.second->name()) continue;
     throw std::invalid_argument(fmt::format(
-        "parallelize_module: two styles for {}: '{}' gives {} and '{}' gives {}; let one pattern match it, or make one "
-        "of them a Prepare style",
+        "parallelize_module: two styles for {}: '{}' gives {} and '{}' gives {}; let one pattern match it. A Prepare "
+        "style may be beside another style, but not beside one of its own kind",
         shown_path(node.path), other->first, other->second->to_string(), entry.first, entry.second->to_string()));
   }
   assigned.entries.push_back(&entry);

@@ -134,25 +134,72 @@ bool is_packed(std::string_view name) {
   return name == "aten::to_mkldnn" || name == "prim::ConstantMKLDNNTensor";
 }
 
-void check_code(const torch::jit::Block& block, const std::string& path, bool weights_may_be_constants) {
-  for (const torch::jit::Node* node : block.nodes()) {
-    const std::string name = node->kind().toQualString();
-    if (is_packed(name)) refuse(path, "it calls " + name);
+// Returns the function that a node calls, or nullptr: one without a module, or a method of a module or another class.
+torch::jit::Function* called_by(const torch::jit::Node& node) {
+  if (node.kind() == c10::prim::CallFunction) {
+    const auto type = node.input(0)->type()->cast<c10::FunctionType>();
+    return type == nullptr ? nullptr : type->function();
+  }
+  if (node.kind() != c10::prim::CallMethod) return nullptr;
+  const auto type = node.input(0)->type()->cast<c10::ClassType>();
+  return type == nullptr ? nullptr : type->findMethod(node.s(c10::attr::name));
+}
+
+// Returns a module's methods and hooks.
+std::vector<torch::jit::Function*> functions_of(const Module& module) {
+  std::vector<torch::jit::Function*> out;
+  for (const auto& method : module.get_methods()) out.push_back(&method.function());
+  for (const auto* hooks : {&module.type()->getForwardPreHooks(), &module.type()->getForwardHooks()}) {
+    out.insert(out.end(), hooks->begin(), hooks->end());
+  }
+  return out;
+}
+
+// Checks the code of modules, with what it calls, each function once.
+class CodeCheck {
+ public:
+  explicit CodeCheck(bool weights_may_be_constants) : weights_may_be_constants_(weights_may_be_constants) {}
+
+  void check(const std::string& path, const Module& module) {
+    path_ = path;
+    for (torch::jit::Function* const function : functions_of(module)) check(function);
+  }
+
+ private:
+  void check(torch::jit::Function* function) {
+    torch::jit::GraphFunction* const code = function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
+    if (code != nullptr && seen_.insert(code).second) check(*code->graph()->block());
+  }
+
+  void check(const torch::jit::Block& block) {
+    for (const torch::jit::Node* node : block.nodes()) {
+      check(*node);
+      check(called_by(*node));
+      for (const torch::jit::Block* inner : node->blocks()) check(*inner);
+    }
+  }
+
+  void check(const torch::jit::Node& node) const {
+    const std::string name = node.kind().toQualString();
+    if (is_packed(name)) refuse(path_, "it calls " + name);
     if (name == "prim::fork") {
-      throw std::invalid_argument("parallelize_module: " + (path.empty() ? std::string("the module") : path) +
+      throw std::invalid_argument("parallelize_module: " + (path_.empty() ? std::string("the module") : path_) +
                                   " calls torch.jit.fork: the ranks would start the collectives of its threads in "
                                   "different orders; call the function without fork");
     }
-    if (weights_may_be_constants && name == "prim::Constant" && node->hasAttribute(c10::attr::value) &&
-        node->kindOf(c10::attr::value) == torch::jit::AttributeKind::t) {
-      const at::Tensor constant = node->t(c10::attr::value);
+    if (weights_may_be_constants_ && name == "prim::Constant" && node.hasAttribute(c10::attr::value) &&
+        node.kindOf(c10::attr::value) == torch::jit::AttributeKind::t) {
+      const at::Tensor constant = node.t(c10::attr::value);
       if (constant.dim() > 0 && constant.is_floating_point())
-        refuse(path,
+        refuse(path_,
                "it has no parameters or no attribute called training, and a tensor of numbers among its constants");
     }
-    for (const torch::jit::Block* inner : node->blocks()) check_code(*inner, path, weights_may_be_constants);
   }
-}
+
+  std::string path_;
+  const bool weights_may_be_constants_;
+  std::set<const torch::jit::GraphFunction*> seen_;
+};
 
 // Says whether an attribute is an object in which LibTorch's passes pack weights. Other classes of C++, such as a
 // vocabulary, hold none.
@@ -170,14 +217,15 @@ void check_unfrozen(const Module& root) {
   // Freezing drops the attribute called training and turns parameters into constants. A module made by hand may have
   // neither.
   const bool bare = !root.hasattr("training") || root.named_parameters(/*recurse=*/true).size() == 0;
+  std::vector<std::pair<std::string, Module>> modules;  // backwards, the innermost that calls something comes first
   for (const auto& item : root.named_modules()) {
     for (const auto& attribute : item.value.named_attributes(/*recurse=*/false)) {
       if (is_packed(attribute.value)) refuse(item.name, "its attribute " + attribute.name + " holds packed weights");
     }
-    for (const auto& method : item.value.get_methods()) {
-      check_code(*method.graph()->block(), item.name, bare);
-    }
+    modules.emplace_back(item.name, item.value);
   }
+  CodeCheck code(bare);
+  for (auto module = modules.rbegin(); module != modules.rend(); ++module) code.check(module->first, module->second);
 }
 
 // Returns the compiled code of a function, one entry per setting of autocast, empty where nothing is compiled. LibTorch
@@ -191,14 +239,22 @@ struct Reach {
 };
 template struct Reach<&torch::jit::GraphFunction::executors_>;
 
+void forget_compiled(std::optional<torch::jit::GraphExecutor>& executor) {
+  try {
+    executor->debugFlushCompilationCache();
+  } catch (const c10::Error&) {  // TorchScript's older executor has no such function
+    executor.reset();
+  }
+}
+
 // Drops the compiled code, so that later calls are compiled for the tensors that they get.
 void forget_compiled(const Module& root) {
   for (const auto& item : root.named_modules()) {
-    for (const auto& method : item.value.get_methods()) {
-      torch::jit::GraphFunction* const function = torch::jit::tryToGraphFunction(method.function());
+    for (torch::jit::Function* const each : functions_of(item.value)) {
+      torch::jit::GraphFunction* const function = torch::jit::tryToGraphFunction(*each);
       if (function == nullptr) continue;
       for (auto& executor : executors_of(*function)) {
-        if (executor) executor->debugFlushCompilationCache();
+        if (executor) forget_compiled(executor);
       }
     }
   }
@@ -264,13 +320,26 @@ ModuleTree tree_of(const Module& root) {
   return tree;
 }
 
-at::IValue ParallelizedScript::run_method(const std::string& name, std::vector<at::IValue> inputs,
-                                          const torch::jit::Kwargs& named) {
-  if (!calling_.split_mesh.empty() && !c10::InferenceMode::is_enabled())
-    check_batch(inputs, named, calling_.split_mesh);
+namespace {
+
+// Returns what `call` returns, in the modes in which parallelized code runs.
+at::IValue run_parallel(const detail::Calling& calling, const std::vector<at::IValue>& inputs,
+                        const torch::jit::Kwargs& named, c10::function_ref<at::IValue()> call) {
+  if (!calling.split_mesh.empty() && !c10::InferenceMode::is_enabled()) check_batch(inputs, named, calling.split_mesh);
   const ImplicitReplication guard;
   const torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
-  return module_.get_method(name)(std::move(inputs), named);
+  return call();
+}
+
+}  // namespace
+
+at::IValue ParallelizedScript::call(std::vector<at::IValue> inputs) {
+  return run_parallel(calling_, inputs, {}, [&] { return module_(std::move(inputs)); });
+}
+
+at::IValue ParallelizedScript::run_method(const std::string& name, std::vector<at::IValue> inputs,
+                                          const torch::jit::Kwargs& named) {
+  return run_parallel(calling_, inputs, named, [&] { return module_.get_method(name)(std::move(inputs), named); });
 }
 
 at::IValue ParallelizedScript::forward(std::vector<at::IValue> inputs, const torch::jit::Kwargs& named) {

@@ -26,10 +26,12 @@ class ParallelizedScript {
   explicit ParallelizedScript(torch::jit::Module module, detail::Calling calling = {})
       : module_(std::move(module)), calling_(std::move(calling)) {}
 
+  // Calls the module, with the hooks of its type.
   template <class... Args>
   at::IValue operator()(Args&&... args) {
-    return forward({at::IValue(std::forward<Args>(args))...});
+    return call({at::IValue(std::forward<Args>(args))...});
   }
+  // Calls its forward alone, as torch::jit::Module::forward does.
   at::IValue forward(std::vector<at::IValue> inputs, const torch::jit::Kwargs& named = {});
   // Calls another method in the same way. Throws c10::Error, as LibTorch does, if there is no such method.
   at::IValue run_method(const std::string& name, std::vector<at::IValue> inputs, const torch::jit::Kwargs& named = {});
@@ -38,6 +40,8 @@ class ParallelizedScript {
   torch::jit::Module& handle() { return module_; }
 
  private:
+  at::IValue call(std::vector<at::IValue> inputs);
+
   torch::jit::Module module_;
   detail::Calling calling_;
 };

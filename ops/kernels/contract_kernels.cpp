@@ -252,6 +252,15 @@ at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight, const Optio
   });
 }
 
+// Does the same for a padding that is given by its name, "same" or "valid".
+at::Tensor conv2d_padding(const at::Tensor& input, const at::Tensor& weight, const Optional& bias,
+                          c10::SymIntArrayRef stride, c10::string_view padding, c10::SymIntArrayRef dilation,
+                          c10::SymInt groups) {
+  return contracted("conv2d", input, weight, [&](const at::Tensor& x) {
+    return at::compositeimplicitautograd::conv2d_symint(x, weight, bias, stride, padding, dilation, groups);
+  });
+}
+
 // Runs addmm or embedding, which end in LibTorch's autograd kernels, as the parameter's contract says.
 template <const Site& At>
 void boxed_contract_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
@@ -319,6 +328,7 @@ void register_composites(torch::Library& m) {
   m.impl("rms_norm", rms_norm);
   m.impl("group_norm", group_norm);
   m.impl("conv2d", conv2d);
+  m.impl("conv2d.padding", conv2d_padding);
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) {

@@ -124,7 +124,7 @@ TEST_CASE("pointers, strings and numbers do not stand for the batch; pairs, tupl
   };
   const at::Tensor x = at::ones({2, 8});
   KeyValueCache cache;
-  refused_beside(x, &cache, nullptr, 2.0, at::kLong);
+  refused_beside(x, &cache, nullptr, 2.0, at::kLong, at::Scalar(0.5), at::Generator());
   refused_beside(x, std::make_shared<KeyValueCache>());
   refused_beside(x, "greedy", std::string("greedy"), std::vector<int64_t>{2, 8});
   refused_beside(std::make_tuple(1, x), std::make_pair(&cache, 0.5));

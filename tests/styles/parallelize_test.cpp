@@ -1,5 +1,6 @@
 // Tests in one process, on a fake mesh, what parallelize_module does to parameters.
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -23,6 +25,7 @@
 #include "tessera/styles/distribute_module.h"
 #include "tessera/styles/hooks.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/dtensor/io/logged.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/fake_mesh.h"
 
@@ -281,6 +284,23 @@ TEST_CASE("parameters over the same memory go on sharing it") {
   CHECK_THROWS_WITH(loss.backward(), doctest::Contains("has been modified by an inplace operation"));
 }
 
+TEST_CASE("a view of a parameter that is kept as a member is warned of") {
+  struct FusedImpl : torch::nn::Module {
+    explicit FusedImpl(bool keeps_view) : w(register_parameter("w", at::ones({6, 4}))) {
+      if (keeps_view) queries = w.slice(0, 0, 3);
+    }
+    at::Tensor forward(const at::Tensor& x) { return x.matmul(queries.t()); }
+    at::Tensor w, queries;
+  };
+  for (const bool keeps_view : {false, true}) {
+    const auto fused = std::make_shared<FusedImpl>(keeps_view);
+    const auto convert = [&] { parallelize_module(fused, fake_mesh(0, {2}), {}, {.src_rank = kNoSource}); };
+    const std::string text = logged(convert, LogLevel::kWarning);
+    CHECK((text.find("parallelize_module: the memory of w is shared with a tensor that is no parameter") !=
+           std::string::npos) == keeps_view);
+  }
+}
+
 TEST_CASE("a parameter that takes over other values by set_data keeps its contract") {
   Mlp mlp(8, 6, 8);
   const DeviceMesh mesh = fake_mesh(1, {2});
@@ -359,6 +379,34 @@ TEST_CASE("a style of the user's own") {
   CHECK(placements_of(mlp->down->weight) == Placements{Shard(1)});
   CHECK(placements_of(mlp->down->bias) == Placements{Replicate()});
   CHECK_FALSE(contract_of(mlp->down->weight).output.has_value());
+}
+
+TEST_CASE("a contract of conv2d acts however its padding is given") {
+  struct Channels : ParallelStyle {
+    void apply(ApplyContext& context) const override {
+      context.place("weight", Shard(0));
+      context.contract("weight", {.operators = {"conv2d"},
+                                  .input = Replicate(),
+                                  .desired = Replicate(),
+                                  .output = Replicate(),
+                                  .use_local_output = true});
+    }
+    std::string name() const override { return "Channels"; }
+  };
+  for (const bool named : {false, true}) {
+    torch::nn::Conv2dOptions options(2, 4, 3);
+    options.bias(false);
+    if (named) {
+      options.padding(torch::kSame);
+    } else {
+      options.padding(1);
+    }
+    torch::nn::Conv2d conv(options);
+    auto called = parallelize_module(conv, fake_mesh(0, {2}), Channels(), {.src_rank = kNoSource});
+    const at::Tensor y = called(at::ones({1, 2, 5, 5}));
+    CHECK_FALSE(is_dtensor(y));
+    CHECK(y.sizes() == at::IntArrayRef({1, 4, 5, 5}));
+  }
 }
 
 TEST_CASE("a rank outside the mesh has parameters without a piece") {

@@ -90,6 +90,9 @@ TEST_CASE("plans that do not fit the module") {
   refused({{"*.*", ColwiseParallel()}}, "the pattern '*.*'");
   refused({{"up", ColwiseParallel()}, {"u*", RowwiseParallel()}},
           "two styles for up: 'up' gives ColwiseParallel and 'u*' gives RowwiseParallel");
+  const Style prepare = PrepareModuleInput({.input_layouts = {Shard(1)}, .desired_input_layouts = {Replicate()}});
+  refused({{"u*", prepare}, {"up", prepare}},
+          "A Prepare style may be beside another style, but not beside one of its own");
   refused({{"", ColwiseParallel()}}, "ColwiseParallel does not know the module at the root of type");
   refused({{"", RowwiseParallel()}}, "it knows torch::nn::Linear, torch::nn::Embedding and GPT-2's Conv1D");
   refused({{"", ColwiseParallel()}},

@@ -137,6 +137,42 @@ class Conv1DMlp(nn.Module):
         return self.c_proj(torch.nn.functional.gelu(self.c_fc(x)))
 
 
+def halve(self: Mlp, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    return (inputs[0] * 0.5,)
+
+
+def negate(self: Mlp, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+    return -output
+
+
+def hooked() -> Mlp:
+    module = Mlp()
+    module.register_forward_pre_hook(halve)
+    module.register_forward_hook(negate)
+    return module
+
+
+@torch.jit.script
+def product(a, b):
+    return torch.matmul(a, b)
+
+
+@torch.jit.script
+def both_products(a, b):
+    first = torch.jit.fork(product, a, b)
+    second = product(a, b)
+    return torch.jit.wait(first) + second
+
+
+class Forks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(10, 16)
+
+    def forward(self, x):
+        return both_products(x, self.up.weight.t())
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     torch.set_default_dtype(torch.float64)
@@ -164,6 +200,8 @@ def main():
     torch.jit.freeze(torch.jit.script(Mlp().eval()), preserved_attrs=["training"]).save(folder / "frozen_with_training.pt")
     torch.jit.optimize_for_inference(torch.jit.script(Mlp().eval())).save(folder / "optimized.pt")
     torch.jit.script(nn.Sequential(nn.Embedding(13, 12, sparse=True))).save(folder / "sparse.pt")
+    torch.jit.script(hooked()).save(folder / "hooked.pt")
+    torch.jit.script(nn.Sequential(Forks())).save(folder / "forks.pt")
 
 
 main()

@@ -156,6 +156,34 @@ TEST_CASE("a module that was called before, with plain tensors, is specialized a
   });
 }
 
+TEST_CASE("a call runs the hooks of the module's type, and forward alone does not") {
+  run_in_process(2, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+    const at::Tensor x = at::arange(20, at::kDouble).view({2, 10}) / 10;
+    torch::jit::Module plain = load("hooked");
+    const at::Tensor called = plain({x}).toTensor(), forward = plain.forward({x}).toTensor();
+    CHECK_FALSE(at::allclose(called, forward));
+    auto tp = parallelize_module(load("hooked"), mesh, kMlp);
+    CHECK(scaled_difference(tp(x).toTensor(), called) <= 1e-12);
+    CHECK(scaled_difference(tp.forward({x}).toTensor(), forward) <= 1e-12);
+  });
+}
+
+TEST_CASE("a module that was called before under TorchScript's older executor is specialized anew") {
+  struct Older {
+    const bool before = torch::jit::getExecutorMode().exchange(false);
+    ~Older() { torch::jit::getExecutorMode() = before; }
+  };
+  run_in_process(1, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {1}, {"tp"}, world);
+    const at::Tensor x = at::arange(20, at::kDouble).view({2, 10}) / 10;
+    const Older older;
+    torch::jit::Module module = load("mlp");
+    const at::Tensor want = module.forward({x}).toTensor();
+    CHECK(scaled_difference(parallelize_module(module, mesh, kMlp)(x).toTensor(), want) <= 1e-12);
+  });
+}
+
 TEST_CASE("parameters have the plan's placements, tied ones stay tied, collectives are those of the styles") {
   const Row row = rows()[2];
   run_in_process(2, [&](const std::shared_ptr<World>& world) {
@@ -422,6 +450,7 @@ TEST_CASE("refused: frozen and optimized modules, Prepare styles, other types, a
   refused("renormalized", {{"0", ColwiseParallel()}}, "max_norm");
   refused("sparse", {{"0", ColwiseParallel()}}, "0 has sparse(true)");
   refused("sparse", {}, "0 has sparse(true)");
+  refused("forks", {{"0.up", ColwiseParallel()}}, "parallelize_module: 0 calls torch.jit.fork");
   refused("mlp", {{"side", ColwiseParallel()}}, "the root's are: up, down");
   check_refused_on_every_rank(
       {2}, {"tp"}, "compute_dtype BFloat16 for a TorchScript module",
