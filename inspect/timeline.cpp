@@ -42,13 +42,14 @@ class Timeline {
     }
     if (begin_ == kNever) begin_ = end_;  // no lane has a slice
     end_ = std::max(end_, begin_ + 1);
-    scale_ = std::max(1.0, options.width - left_ - kMargin) / static_cast<double>(end_ - begin_);
+    width_ = std::max(options.width, left_ + 1 + kMargin);
+    scale_ = (width_ - left_ - kMargin) / static_cast<double>(end_ - begin_);
   }
 
   std::string draw() {
     if (lanes_.empty()) {
       svg_.text(kMargin, kMargin + kRow, "nothing was recorded");
-      return svg_.finish(options_.width, 2 * kMargin + kRow, options_.title);
+      return svg_.finish(width_, 2 * kMargin + kRow, options_.title);
     }
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
       if (i == 0 || lanes_[i - 1].rank != lanes_[i].rank) {
@@ -58,7 +59,7 @@ class Timeline {
       draw(lanes_[i]);
     }
     draw_scale();
-    return svg_.finish(options_.width, y_ + kMargin, options_.title);
+    return svg_.finish(width_, y_ + kMargin, options_.title);
   }
 
  private:
@@ -72,7 +73,7 @@ class Timeline {
 
   void draw(const Lane& lane) {
     svg_.text(kMargin, y_ + kRow - 5, lane.name, "fill=\"#666\"");
-    svg_.rect(left_, y_, options_.width - left_ - kMargin, kRow - 2, "fill=\"#f4f4f4\"");
+    svg_.rect(left_, y_, width_ - left_ - kMargin, kRow - 2, "fill=\"#f4f4f4\"");
     double drawn_to = -1;
     for (const LaneSlice& slice : lane.slices) {
       if (is_outside(slice)) continue;
@@ -101,7 +102,7 @@ class Timeline {
       const double x = left_ + i * tick * 1e6 * scale_;
       svg_.line(x, y_, x, y_ + 5, "stroke=\"#666\"");
       const std::string text = fmt::format("{:g} ms", i * tick);
-      if (x + text_width(text) <= options_.width) svg_.text(x, y_ + kRow, text, "fill=\"#666\"");
+      if (x + text_width(text) <= width_) svg_.text(x, y_ + kRow, text, "fill=\"#666\"");
     }
     y_ += kRow + 4;
   }
@@ -109,7 +110,7 @@ class Timeline {
   const std::vector<Lane>& lanes_;
   const TimelineOptions& options_;
   int64_t begin_ = 0, end_ = 0;
-  double left_ = 0, scale_ = 1, y_ = kMargin;
+  double width_ = 0, left_ = 0, scale_ = 1, y_ = kMargin;
   std::map<std::string, std::size_t> colors_;
   Svg svg_;
 };

@@ -22,7 +22,8 @@ namespace tessera {
 std::vector<Record> gather_records(const DeviceMesh& mesh);
 
 // Returns records as a trace in Chrome's JSON format, which Perfetto (https://ui.perfetto.dev) opens: a process for
-// each rank, and in it a thread for each of its lanes (see inspect/lanes.h). Times are microseconds since the first
+// each rank, and in it a thread for each of its lanes: users' spans, modules, operators, and the collectives of each
+// mesh dimension. Times are microseconds since the first
 // record, whose time is in "otherData". What is selected shows the path, the operator, the bytes, the group's ranks,
 // and the collective's number in its group. A process whose first record is not number 1, since earlier ones were
 // overwritten, says so in its name: "rank 0, from its record 313 on".

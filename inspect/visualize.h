@@ -19,7 +19,7 @@ namespace tessera {
 // both holds the values, "sum(0, 1)" where each holds a term of a pending sum. Rows and columns are the last two tensor
 // dimensions that are cut, and elements are counted from 0, so 0-4 are four elements. There is a slice for each cell of
 // the other tensor dimensions that are cut. Ranks without an element are listed below. Where there are more than 24
-// rows, 16 columns or 16 slices, the elements of each rank are listed instead (of 64 ranks at most).
+// rows, 16 columns or 16 slices, the elements of each rank are listed instead: of 64 ranks at most, in an SVG of 16.
 
 // Return the picture of a DTensor's layout. Throw std::invalid_argument on a plain tensor.
 std::string visualize(const at::Tensor& dtensor);

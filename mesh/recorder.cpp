@@ -4,6 +4,9 @@
 #include <bit>
 #include <chrono>
 #include <ctime>
+#include <limits>
+#include <stdexcept>
+#include <utility>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -54,10 +57,14 @@ Recorder::Recorder(int64_t rank, std::size_t capacity) : rank_(rank) { restart(c
 void Recorder::set_on(bool on) { on_.store(on && capacity_ > 0, std::memory_order_relaxed); }
 
 void Recorder::restart(std::size_t capacity) {
+  constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max() / 2;
+  if (capacity > kMost) throw std::length_error(fmt::format("Recorder: no memory holds {} records", capacity));
+  const std::size_t rounded = capacity == 0 ? 0 : std::bit_ceil(capacity);
+  std::unique_ptr<Slot[]> slots = rounded == 0 ? nullptr : std::make_unique<Slot[]>(rounded);  // may throw
   const std::lock_guard lock(ring_mutex_);
   set_on(false);
-  capacity_ = capacity == 0 ? 0 : std::bit_ceil(capacity);
-  slots_ = capacity_ == 0 ? nullptr : std::make_unique<Slot[]>(capacity_);
+  capacity_ = rounded;
+  slots_ = std::move(slots);
   forgotten_ = next_ - 1;
   set_on(true);
 }

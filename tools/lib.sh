@@ -22,11 +22,14 @@ tessera_bin() {
 # build_example NAME ARGUMENTS: builds examples/NAME, for CUDA where the arguments ask for such a device, and sets
 # `program` to the path of what it has built. For CUDA it builds the kernels too, and lets the program find them.
 build_example() {
-  local name=$1 config=() kernels=()
+  local name=$1 config=() kernels=() before='' argument
   shift
-  if [[ " $* " == *" --device cuda"* || " $* " == *" --device=cuda"* ]]; then
-    config=(--config=cuda) kernels=(//gpu_kernels:tessera_gpu)
-  fi
+  for argument in "$@"; do
+    if [[ $argument == --device=cuda* || ($before == --device && $argument == cuda*) ]]; then
+      config=(--config=cuda) kernels=(//gpu_kernels:tessera_gpu)
+    fi
+    before=$argument
+  done
   # The build uses the mode of tools/test, so that both share what is built.
   bazel build "${config[@]}" "//examples/$name" "${kernels[@]}" || return
   local built

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/grad_mode.h>
@@ -72,6 +73,9 @@ class Output {
  private:
   bool is_shown_;
 };
+
+constexpr int64_t kAtOnce = 64;           // sentences of one forward
+constexpr std::size_t kMostInTable = 40;  // sentences whose similarities are all printed
 
 struct Sentences {
   std::vector<std::string> texts;
@@ -137,12 +141,24 @@ void check_ranks(int64_t ranks) {
       fmt::format("{} attention heads do not divide over {} ranks; start 1, 2, 3, 4, 6 or 12", heads, ranks));
 }
 
+// Returns the sentences' vectors, some sentences after the others. `forward` takes ids and a mask.
+at::Tensor vectors_by(const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& forward,
+                      const Sentences& sentences) {
+  std::vector<at::Tensor> all;
+  for (int64_t first = 0; first < sentences.ids.size(0); first += kAtOnce) {
+    const int64_t count = std::min(kAtOnce, sentences.ids.size(0) - first);
+    const at::Tensor ids = sentences.ids.narrow(0, first, count), mask = sentences.mask.narrow(0, first, count);
+    all.push_back(embed::sentence_vectors(forward(ids, mask), mask));
+  }
+  return at::cat(all);
+}
+
 // Returns the vectors that a plain model in this process computes. No communication.
 at::Tensor vectors_of_one_process(const Sentences& sentences, const std::string& weights) {
   embed::BertModel model;
   model->eval();
   load(*model, weights);
-  return embed::sentence_vectors(model(sentences.ids, sentences.mask), sentences.mask);
+  return vectors_by([&](const at::Tensor& ids, const at::Tensor& mask) { return model(ids, mask); }, sentences);
 }
 
 void show_similarities(const Output& output, const Sentences& sentences, const at::Tensor& vectors) {
@@ -153,7 +169,9 @@ void show_similarities(const Output& output, const Sentences& sentences, const a
     const float* const row = similarities.const_data_ptr<float>() + i * count;
     matrix.emplace_back(row, row + count);
   }
-  output.part("similarities", embed::similarity_table(sentences.texts, matrix));
+  if (sentences.texts.size() <= kMostInTable) {
+    output.part("similarities", embed::similarity_table(sentences.texts, matrix));
+  }
   output.part("the nearest sentence to each", embed::nearest_table(sentences.texts, matrix));
 }
 
@@ -176,10 +194,16 @@ at::Tensor vectors_of_all_ranks(const Sentences& sentences, const Options& optio
               embed::weight_table(weight_bytes_of_ranks(description, mesh), description.bytes_global()));
 
   const tessera::Strict strict;
+  const auto forward = [&](const at::Tensor& ids, const at::Tensor& mask) {
+    return tessera::full_tensor(parallel(ids, mask));
+  };
   const tessera::CommCounter counter(mesh);
-  const at::Tensor states = tessera::full_tensor(parallel(sentences.ids, sentences.mask));
-  output.part(fmt::format("collectives of one forward: {}", counter.total()), counter.to_string());
-  return embed::sentence_vectors(states, sentences.mask);
+  const at::Tensor vectors = vectors_by(forward, sentences);
+  const int64_t forwards = (sentences.ids.size(0) + kAtOnce - 1) / kAtOnce;
+  output.part(forwards == 1 ? fmt::format("collectives of one forward: {}", counter.total())
+                            : fmt::format("collectives of {} forwards: {}", forwards, counter.total()),
+              counter.to_string());
+  return vectors;
 }
 
 int run(const Options& options, const std::shared_ptr<tessera::World>& world, const Output& output) {
@@ -201,7 +225,8 @@ int run(const Options& options, const std::shared_ptr<tessera::World>& world, co
 void add_options(CLI::App& app, Options& options) {
   // The last value wins, so that users can override the arguments that tools/demo passes.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--text", options.text, "A file of sentences, one per line; without it, built-in sentences are used");
+  app.add_option("--text", options.text,
+                 "A file of sentences, one per line, each cut to 256 tokens; without it, built-in sentences are used");
   app.add_option("--weights", options.weights,
                  "model.safetensors of all-MiniLM-L6-v2 or its folder; tools/demo passes it")
       ->required();

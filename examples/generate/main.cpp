@@ -37,10 +37,11 @@ using Clock = std::chrono::steady_clock;
 // ends the job.
 class Text {
  public:
-  explicit Text(tessera::World& world) : world_(world), is_shown_(world.rank() == 0) {}
+  Text(tessera::World& world, bool ends_line)
+      : world_(world), is_shown_(world.rank() == 0), ends_line_(ends_line || isatty(STDOUT_FILENO) == 1) {}
   // On a terminal the prompt of the shell begins a new line.
   ~Text() {
-    if (is_shown_ && isatty(STDOUT_FILENO) == 1) std::cout << std::endl;
+    if (is_shown_ && ends_line_) std::cout << std::endl;
   }
   Text(const Text&) = delete;
   Text& operator=(const Text&) = delete;
@@ -56,6 +57,7 @@ class Text {
  private:
   tessera::World& world_;
   bool is_shown_;
+  bool ends_line_;
 };
 
 // Writes one line for each rank to standard error. Communication: one all_gather of 16 bytes.
@@ -88,7 +90,7 @@ void run(const ProgramOptions& options, const std::shared_ptr<tessera::World>& w
   int64_t tokens = 0;
   const Clock::time_point begin = Clock::now();
   {
-    Text text(*world);
+    Text text(*world, options.ends_line);
     generator.generate(prompt, options.generate, [&](int64_t token) {
       text.write(token);
       ++tokens;

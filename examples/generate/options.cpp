@@ -1,9 +1,11 @@
 #include "tessera/examples/generate/options.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 #include <stdexcept>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -11,11 +13,15 @@
 namespace {
 
 std::string read_prompt(const std::string& path) {
+  if (std::error_code error; std::filesystem::is_directory(path, error)) {
+    throw std::invalid_argument(fmt::format("--prompt-file: '{}' is a folder; name a file of text", path));
+  }
   std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  if (!file.is_open() || file.bad())
+  std::ostringstream text;
+  if (file.is_open() && file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
+  if (!file.is_open() || file.bad() || !text)
     throw std::invalid_argument(fmt::format("--prompt-file: '{}' cannot be read", path));
-  return text;
+  return text.str();
 }
 
 }  // namespace
@@ -35,13 +41,16 @@ void add_options(CLI::App& app, ProgramOptions& options) {
          "0, the default, takes the likeliest token; with 1 tokens are drawn as likely as the model finds them, "
          "with less the likely ones more often")
       ->check(CLI::Range(0.0, 1e6));
-  app.add_option("--top-k", options.generate.sampling.top_k,
-                 "Draw from this many of the likeliest tokens; 0, the default, draws from all")
+  app.add_option(
+         "--top-k", options.generate.sampling.top_k,
+         "With a temperature above 0, draw from this many of the likeliest tokens; 0, the default, draws from all")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--stop", options.generate.stop,
                  "End before this token, the number of a byte: 10 is the end of a line")
       ->check(CLI::Range(0, 255));
-  app.add_option("--seed", options.seed, "Decides what is drawn: the same text on any number of ranks");
+  app.add_flag("--end-line", options.ends_line, "End with a line feed, as on a terminal");
+  app.add_option("--seed", options.seed,
+                 "Decides what is drawn with a temperature above 0: the same text on any number of ranks");
   app.add_option("--dtype", options.dtype, "float32, the default, or float64: what the weights are converted to")
       ->check(CLI::IsMember({"float32", "float64"}));
   app.add_option("--device", options.device, "cpu, the default, or cuda, of which each rank takes one GPU")

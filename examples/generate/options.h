@@ -23,6 +23,7 @@ struct ProgramOptions {
   std::string device = "cpu";
   uint64_t seed = 0;
   bool shows_statistics = false;
+  bool ends_line = false;  // writes a line feed at the end, as on a terminal
   GenerateOptions generate;
 
   at::ScalarType scalar_type() const { return dtype == "float64" ? at::kDouble : at::kFloat; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 
 #include <fmt/format.h>
 #include <torch/nn/module.h>
@@ -32,8 +33,11 @@ int64_t weights_on(int64_t rank, Options options, int64_t zero) {
 std::string bytes_table(const Options& options) {
   std::string text = "bytes per rank       parameters     gradients  AdamW's state           all\n";
   // All ranks of a large mesh are alike: the first has as much as any.
+  std::map<int64_t, int64_t> wholes;  // without ZeRO, by the coordinate along tp, which alone decides them
   for (int64_t rank = 0; rank < std::min<int64_t>(options.ranks(), 16); ++rank) {
-    const int64_t piece = weights_on(rank, options, options.zero), whole = weights_on(rank, options, 0);
+    const auto [found, is_new] = wholes.try_emplace(rank % options.tp);
+    if (is_new) found->second = weights_on(rank, options, 0);
+    const int64_t whole = found->second, piece = options.zero == 0 ? whole : weights_on(rank, options, options.zero);
     // In stages 1 and 2 the gathered parameters are kept beside the pieces.
     const int64_t parameters = options.zero == 1 || options.zero == 2 ? piece + whole : piece;
     // Gradients of several micro-batches are added up whole.

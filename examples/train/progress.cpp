@@ -41,6 +41,7 @@ std::string Progress::text_of(int64_t step, double loss, Clock::time_point now) 
 
 void Progress::show(int64_t step, double loss, Clock::time_point now) {
   const std::string text = text_of(step, loss, now);
+  const std::lock_guard lock(mutex_);
   if (!options_.is_line) {
     out_ << text << std::endl;
     return;
@@ -51,6 +52,7 @@ void Progress::show(int64_t step, double loss, Clock::time_point now) {
 }
 
 void Progress::say(const std::string& text) {
+  const std::lock_guard lock(mutex_);
   out_ << (shown_.empty() ? "" : kUpAndClear) << text << '\n';
   if (!shown_.empty()) out_ << shown_ << '\n';
   out_ << std::flush;

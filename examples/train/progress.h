@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <mutex>
 #include <ostream>
 #include <string>
 
@@ -27,7 +28,7 @@ class Progress {
 
   // Shows that `step` steps are done.
   void show(int64_t step, double loss, Clock::time_point now = Clock::now());
-  // Writes a line that stays, above the line that changes.
+  // Writes a line that stays, above the line that changes. Any thread may call it.
   void say(const std::string& text);
 
   double tokens_per_second(int64_t step, Clock::time_point now = Clock::now()) const;
@@ -38,6 +39,7 @@ class Progress {
   std::ostream& out_;
   ProgressOptions options_;
   Clock::time_point start_;
+  std::mutex mutex_;   // guards out_ and shown_
   std::string shown_;  // the line that changes, as it is now
 };
 

@@ -36,6 +36,7 @@
 #include "tessera/examples/train/windows.h"
 #include "tessera/inspect/timeline.h"
 #include "tessera/inspect/trace.h"
+#include "tessera/mesh/core/log.h"
 #include "tessera/styles/describe.h"
 
 namespace train {
@@ -95,6 +96,19 @@ std::vector<int64_t> spread(int64_t samples, int64_t most) {
 
 std::vector<int64_t> all_samples(const Windows& windows) { return spread(windows.size(), windows.size()); }
 
+// Writes what the library logs as lines that stay, while it lives: on the standard error stream they would be cleared
+// by the line that changes.
+class LogAboveProgress {
+ public:
+  explicit LogAboveProgress(Progress& progress) {
+    tessera::set_log_sink(
+        [&progress](tessera::LogLevel, const std::string& text) { progress.say("tessera: " + text); });
+  }
+  ~LogAboveProgress() { tessera::set_log_sink({}); }
+  LogAboveProgress(const LogAboveProgress&) = delete;
+  LogAboveProgress& operator=(const LogAboveProgress&) = delete;
+};
+
 // Runs one job. All ranks call its members alike.
 class Run {
  public:
@@ -145,6 +159,7 @@ class Run {
   std::unique_ptr<Trainer> trainer_;
   std::optional<MetricsFile> metrics_;
   std::optional<Progress> progress_;
+  std::optional<LogAboveProgress> log_;
   Report report_;
 };
 
@@ -192,6 +207,7 @@ void Run::start() {
                                                  .first_step = first_step_,
                                                  .steps = options_.steps,
                                                  .tokens_per_step = tokens(1)});
+    if (is_progress_line(options_.progress)) log_.emplace(*progress_);
   }
 }
 

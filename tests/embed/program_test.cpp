@@ -70,6 +70,20 @@ TEST_CASE("embed --text: a sentence a line, empty lines left out, line ends of e
   CHECK(outcome.output.find('\r') == std::string::npos);
 }
 
+TEST_CASE("embed --text of many sentences: several forwards, and no table of all pairs") {
+  const tessera::PrivateFolder folder;
+  const std::string path = folder.path() + "/text";
+  {
+    std::ofstream file(path);
+    for (int i = 0; i < 70; ++i) file << "Sentence number " << i << (i % 2 == 0 ? ".\n" : " is about the rain.\n");
+  }
+  const ShellOutcome outcome = shell(kLaunch + "2" + program("--text " + path));
+  check_success(outcome);
+  CHECK(contains(outcome.output, "collectives of 2 forwards: 26\n"));
+  CHECK_FALSE(contains(outcome.output, "similarities\n"));
+  CHECK(contains(outcome.output, "the nearest sentence to each\n"));
+}
+
 TEST_CASE("embed alone is a job of one process: no collectives, no difference") {
   const ShellOutcome outcome = shell("timeout 120" + program());
   check_success(outcome);
