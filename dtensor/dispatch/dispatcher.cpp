@@ -92,20 +92,31 @@ DecisionCache::Half DecisionCache::put(Entry entry) {
   return gone;
 }
 
+DecisionPtr DecisionCache::taken(const DecisionPtr& found, bool operator_alone) {
+  if (operator_alone && !found->operator_alone) return nullptr;
+  if (!operator_alone || found->kernel == nullptr) ++hits_;
+  return found;
+}
+
 DecisionPtr DecisionCache::find(const Key& key, bool operator_alone) {
+  {
+    const std::lock_guard lock(lock_);
+    if (const DecisionPtr* const found = newer_.find(key)) return taken(*found, operator_alone);
+    if (older_.entries.empty()) return nullptr;
+  }
+  return find_older(key, operator_alone);
+}
+
+DecisionPtr DecisionCache::find_older(const Key& key, bool operator_alone) {
   Half gone;  // freed after the lock: a decision may own the last reference to a world
   const std::lock_guard lock(lock_);
-  const DecisionPtr* found = newer_.find(key);
-  const bool is_older = found == nullptr;
-  if (is_older) found = older_.find(key);
-  if (found == nullptr || (operator_alone && !(*found)->operator_alone)) return nullptr;
-  DecisionPtr decision = *found;
-  if (is_older) {
-    --older_.taken;  // it counts in the newer half from now on
-    gone = put({.hash = key.hash(), .words = {key.words().begin(), key.words().end()}, .decision = decision});
-  }
-  if (!operator_alone || decision->kernel == nullptr) ++hits_;
-  return decision;
+  if (const DecisionPtr* const found = newer_.find(key)) return taken(*found, operator_alone);  // copied meanwhile
+  const DecisionPtr* const found = older_.find(key);
+  if (found == nullptr) return nullptr;
+  const DecisionPtr decision = *found;
+  --older_.taken;  // it counts in the newer half from now on
+  gone = put({.hash = key.hash(), .words = {key.words().begin(), key.words().end()}, .decision = decision});
+  return taken(decision, operator_alone);
 }
 
 void DecisionCache::count_hit() {

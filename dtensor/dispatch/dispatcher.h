@@ -87,6 +87,9 @@ class DecisionCache {
   };
   // Puts an entry into the newer half, and returns what is dropped for it.
   Half put(Entry entry);
+  DecisionPtr find_older(const Key& key, bool operator_alone);
+  // Counts a hit, and returns the decision where find() does.
+  DecisionPtr taken(const DecisionPtr& found, bool operator_alone);
 
   Lock lock_;
   uint64_t hits_ = 0;
