@@ -56,6 +56,8 @@ def _libtorch_folder(repository_ctx):
         if not packages:
             fail("LibTorch is not in {} and LIBTORCH is not set: {}".format(environment_folder(repository_ctx), _HINT))
         folder = packages.get_child("torch")
+    if " " in str(folder):
+        fail("LibTorch's folder '{}' has a blank, which Bazel's flags for the linker cannot have: move it, or make a link to it".format(folder))
     for part in ["include/torch/csrc/api/include/torch/torch.h", "lib/libtorch_cpu.so"]:
         if not repository_ctx.path(str(folder) + "/" + part).exists:
             fail("LibTorch's folder {} has no {}: {}".format(folder, part, _HINT))

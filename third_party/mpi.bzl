@@ -29,7 +29,12 @@ def _candidates(repository_ctx):
     """Pairs of folders: of mpi.h, and of libmpi.so."""
     home = repository_ctx.os.environ.get("MPI_HOME")
     if home:
-        return [(home + "/include", home + "/lib")]
+        if " " in home:
+            fail("MPI_HOME='{}' has a blank, which Bazel's flags for the linker cannot have: make a link to it".format(home))
+        libs = [lib for lib in [home + "/lib", home + "/lib64"] if repository_ctx.path(lib + "/libmpi.so").exists]
+        if not libs:
+            fail("MPI_HOME={} has no lib/libmpi.so and no lib64/libmpi.so: correct or unset it".format(home))
+        return [(home + "/include", libs[0])]
     found = []
     for machine in ["x86_64", "aarch64"]:
         folder = "/usr/lib/{}-linux-gnu/openmpi".format(machine)

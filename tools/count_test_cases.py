@@ -46,8 +46,8 @@ def test_results(paths):
                     key = event["id"]["testResult"]
                     result = event["testResult"]
                     log = read_log(result.get("testActionOutput", []))
-                    results[key["label"], key.get("shard", 1)] = result["status"], log
-        for (label, _), (status, log) in sorted(results.items()):
+                    results[key["label"], key.get("shard", 1), key.get("run", 1)] = result["status"], log
+        for (label, _, _), (status, log) in sorted(results.items()):
             yield pathlib.Path(path).stem, label, status, log
 
 

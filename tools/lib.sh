@@ -1,5 +1,11 @@
 # The scripts beside it source this file, in the repository's root.
 
+# A service or a container may have no HOME, in which caches are.
+if [[ -z ${HOME:-} ]]; then
+  HOME=$(getent passwd "$EUID" | cut -d: -f6) || true
+  export HOME
+fi
+
 # print_head SCRIPT: prints the comment at the head of a script, which is its help.
 print_head() {
   sed -n '2,${/^#/!q;s/^# \{0,1\}//p}' "$1"
