@@ -256,6 +256,7 @@ int64_t restarts_of(const EnvironmentVariables& variables) {
 
 void read_address(const EnvironmentVariables& variables, Environment& environment) {
   environment.store_path = value_or_empty(variables, "TESSERA_STORE");
+  while (environment.store_path.size() > 1 && environment.store_path.back() == '/') environment.store_path.pop_back();
   environment.master_address = value_or_empty(variables, "MASTER_ADDR");
   const std::string port = value_or_empty(variables, "MASTER_PORT");
   if (!port.empty()) {

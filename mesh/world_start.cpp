@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <filesystem>
 #include <mutex>
 #include <numeric>
 #include <stdexcept>
@@ -90,8 +91,10 @@ WorldOptions options_from(const Environment& environment) {
   options.gloo_for_cuda = environment.cuda_backend == "gloo";
   options.checked = environment.checked;
   options.agent_serves_store = environment.agent_store;
-  options.records_folder = environment.records_folder;
-  if (!environment.store_path.empty()) options.lost_file = environment.store_path + ".lost";
+  // The program may go to another folder before these are used.
+  if (!environment.records_folder.empty())
+    options.records_folder = std::filesystem::absolute(environment.records_folder);
+  if (!environment.store_path.empty()) options.lost_file = std::filesystem::absolute(environment.store_path + ".lost");
   return options;
 }
 
@@ -142,6 +145,11 @@ World::World(WorldOptions options)
         impl_->keep_records(*recorder_, impl_->failed_text(), impl_->busy());
       })) {}
 World::~World() {
+  // A process that this one forked has neither the threads nor the sockets of its own that the end of groups needs.
+  if (getpid() != impl_->owner_process) {
+    static_cast<void>(impl_.release());
+    return;
+  }
   // A check that has failed on this rank's GPU may show only now, while others wait for what the rank will not send.
   const std::string own_error = impl_->groups.drain();
   if (!own_error.empty()) fail("the end of its world", own_error);

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -90,6 +93,7 @@ struct World::Impl {
   }
 
   const WorldOptions options;
+  const pid_t owner_process = ::getpid();
   const c10::intrusive_ptr<c10d::Store> store;  // each call ends within the world's time limit
   const uint64_t id = next_world_id();
   RandomState random;

@@ -1,6 +1,7 @@
 #include "tessera/mesh/backends/mpi_members.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <stdexcept>
 
@@ -21,23 +22,25 @@ std::vector<std::string> meet_in_store(const GroupRequest& request, const char* 
   return all;
 }
 
-std::vector<int> mpi_ranks_of(const GroupRequest& request, int mine) {
-  std::vector<int> ranks;
-  for (const std::string& text : meet_in_store(request, "mpi_rank", std::to_string(mine))) {
-    ranks.push_back(std::stoi(text));
-  }
-  std::vector<int> sorted = ranks;
+MpiMembers mpi_members_of(const GroupRequest& request, int mine) {
+  static std::atomic<uint32_t> made{0};
+  MpiMembers members;
+  // Each text is "RANK MADE".
+  const std::vector<std::string> texts = meet_in_store(request, "mpi_rank", fmt::format("{} {}", mine, made++));
+  for (const std::string& text : texts) members.ranks.push_back(std::stoi(text));
+  members.first_made = static_cast<uint32_t>(std::stoul(texts.front().substr(texts.front().find(' '))));
+  std::vector<int> sorted = members.ranks;
   std::sort(sorted.begin(), sorted.end());
-  if (std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end()) return ranks;
+  if (std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end()) return members;
   throw std::runtime_error(fmt::format(
       "MPI counts the members of this group as its ranks [{}], which are not {} different processes of one job; "
       "start them with the mpirun of this MPI ({}), or with tools/launch --backend mpi",
-      fmt::join(ranks, ", "), request.size, mpi_flavor()));
+      fmt::join(members.ranks, ", "), request.size, mpi_flavor()));
 }
 
-int mpi_group_tag(const std::vector<int>& ranks, int which) {
-  uint32_t hash = 2166136261U;
-  for (const int rank : ranks) hash = (hash ^ static_cast<uint32_t>(rank)) * 16777619U;
+int mpi_group_tag(const MpiMembers& members, int which) {
+  uint32_t hash = (2166136261U ^ members.first_made) * 16777619U;
+  for (const int rank : members.ranks) hash = (hash ^ static_cast<uint32_t>(rank)) * 16777619U;
   return static_cast<int>(hash % 16000U) * 2 + which;
 }
 

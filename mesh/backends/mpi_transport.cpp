@@ -26,17 +26,22 @@
 namespace tessera {
 
 struct MpiRequests {
+  static constexpr int kSent = -1;
+
   std::vector<MPI_Request> pending;
-  std::vector<int> peers;  // the other rank of each
+  std::vector<int> peers;     // the other rank of each
+  std::vector<int> expected;  // how many bytes each brings; kSent: it sends
   std::vector<MPI_Status> statuses;
 
-  MPI_Request* add(int peer) {
+  MPI_Request* add(int peer, int bytes) {
     peers.push_back(peer);
+    expected.push_back(bytes);
     return &pending.emplace_back(MPI_REQUEST_NULL);
   }
   void clear() {
     pending.clear();
     peers.clear();
+    expected.clear();
   }
 };
 
@@ -93,8 +98,22 @@ bool asked(int (*question)(int*)) {
   return answer != 0;
 }
 
+// MPI takes a message that is shorter than its memory. It does not take a longer one.
+void check_sizes(const MpiRequests& requests) {
+  for (std::size_t i = 0; i < requests.pending.size(); ++i) {
+    if (requests.expected[i] == MpiRequests::kSent) continue;
+    int bytes = 0;
+    check(MPI_Get_count(&requests.statuses[i], MPI_BYTE, &bytes), "MPI_Get_count");
+    if (bytes == requests.expected[i]) continue;
+    throw std::runtime_error(fmt::format(
+        "MPI: a message of member {} of the group has {} bytes, where {} were expected: the ranks called different "
+        "collectives, or with other sizes",
+        requests.peers[i], bytes, requests.expected[i]));
+  }
+}
+
 bool all_done(MpiRequests& requests) {
-  auto& [pending, peers, statuses] = requests;
+  auto& [pending, peers, expected, statuses] = requests;
   if (pending.empty()) return true;
   statuses.resize(pending.size());
   int done = 0;
@@ -105,8 +124,10 @@ bool all_done(MpiRequests& requests) {
     }
   }
   check(code, "MPI_Testall");
-  if (done != 0) requests.clear();
-  return done != 0;
+  if (done == 0) return false;
+  check_sizes(requests);
+  requests.clear();
+  return true;
 }
 
 // Polls kEagerLooks times; returns whether all of `requests` are complete.
@@ -151,8 +172,8 @@ std::vector<int64_t> missing_at_end(int mine, Clock::time_point deadline) {
   for (int rank = 0; rank < size; ++rank) {
     ranks.push_back(rank);
     if (rank == mine) continue;
-    check(MPI_Isend(nullptr, 0, MPI_BYTE, rank, 0, ends, requests.add(rank)), "MPI_Isend");
-    check(MPI_Irecv(nullptr, 0, MPI_BYTE, rank, 0, ends, requests.add(rank)), "MPI_Irecv");
+    check(MPI_Isend(nullptr, 0, MPI_BYTE, rank, 0, ends, requests.add(rank, MpiRequests::kSent)), "MPI_Isend");
+    check(MPI_Irecv(nullptr, 0, MPI_BYTE, rank, 0, ends, requests.add(rank, 0)), "MPI_Irecv");
   }
   while (!soon_done(requests) && !process().has_failed) {
     if (Clock::now() >= deadline) return awaited(requests, ranks);
@@ -247,13 +268,13 @@ void start_mpi(const GroupRequest& world) {
 }
 
 struct MpiTransport::Communicators {
-  explicit Communicators(std::vector<int> ranks) : members(std::move(ranks)) {
+  explicit Communicators(const MpiMembers& made_of) : members(made_of.ranks) {
     MPI_Group world = MPI_GROUP_NULL;
     MPI_Group group = MPI_GROUP_NULL;
     check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
     check(MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group), "MPI_Group_incl");
     for (std::size_t i = 0; i < all.size(); ++i) {
-      check(MPI_Comm_create_group(MPI_COMM_WORLD, group, mpi_group_tag(members, static_cast<int>(i)), &all[i]),
+      check(MPI_Comm_create_group(MPI_COMM_WORLD, group, mpi_group_tag(made_of, static_cast<int>(i)), &all[i]),
             "MPI_Comm_create_group");
       check(MPI_Comm_set_errhandler(all[i], MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     }
@@ -274,7 +295,7 @@ struct MpiTransport::Communicators {
 MpiTransport::MpiTransport(GroupRequest request) : request_(std::move(request)) {
   int mine = 0;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &mine), "MPI_Comm_rank");
-  communicators_ = std::make_unique<Communicators>(mpi_ranks_of(request_, mine));
+  communicators_ = std::make_unique<Communicators>(mpi_members_of(request_, mine));
 }
 
 MpiTransport::~MpiTransport() = default;
@@ -298,14 +319,16 @@ void MpiTransport::check_open() const {
 void MpiTransport::send(MpiRequests& requests, const char* data, int64_t bytes, int to, int tag, Channel channel) {
   for (int64_t at = 0; at < bytes; at += kLongestMessage) {
     const int count = static_cast<int>(std::min(kLongestMessage, bytes - at));
-    check(MPI_Isend(data + at, count, MPI_BYTE, to, tag, communicators_->of(channel), requests.add(to)), "MPI_Isend");
+    check(MPI_Isend(data + at, count, MPI_BYTE, to, tag, communicators_->of(channel),
+                    requests.add(to, MpiRequests::kSent)),
+          "MPI_Isend");
   }
 }
 
 void MpiTransport::receive(MpiRequests& requests, char* data, int64_t bytes, int from, int tag, Channel channel) {
   for (int64_t at = 0; at < bytes; at += kLongestMessage) {
     const int count = static_cast<int>(std::min(kLongestMessage, bytes - at));
-    check(MPI_Irecv(data + at, count, MPI_BYTE, from, tag, communicators_->of(channel), requests.add(from)),
+    check(MPI_Irecv(data + at, count, MPI_BYTE, from, tag, communicators_->of(channel), requests.add(from, count)),
           "MPI_Irecv");
   }
 }

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -153,7 +154,7 @@ void scatter_in_rounds(const CollectiveCall& call, Works& works, const at::Tenso
 // Gathers with one message from each rank to each other one, without intermediate copies.
 void gather_by_messages(const CollectiveCall& call, Works& works, const std::vector<at::Tensor>& slots,
                         const at::Tensor& mine) {
-  constexpr int kTag = 0;
+  constexpr int kTag = std::numeric_limits<int>::max() - 1;  // not one that a user's own messages would have
   const int64_t me = call.mesh.local_rank(call.mesh_dim);
   const auto peer = [&](int64_t distance) { return (me + distance) % call.n(); };
   start_on_group(call, [&](c10d::Backend& group) {

@@ -1,5 +1,8 @@
 // Tests groups that the caller made, and groups with options of their own.
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -280,6 +283,22 @@ TESSERA_RANKS_TEST_CASE("a world that ends without a failure ends its groups in 
     own.fail("loss", "not a number");
   };
   CHECK(end_of_world("failed", fail) == "close ");
+}
+
+TESSERA_RANKS_TEST_CASE("a process that a rank forks may end its copy of the world, and the rank goes on", {2}) {
+  std::shared_ptr<World> own = own_world("forked", {});
+  const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, own);
+  CHECK(all_reduce(at::ones({1}), mesh, 0, ReduceOp::kSum).item<float>() == 2);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    own->~World();
+    ::_exit(0);
+  }
+  int status = -1;
+  for (int tenths = 0; tenths < 100 && ::waitpid(child, &status, WNOHANG) == 0; ++tenths) ::usleep(100'000);
+  CHECK(status == 0);
+  if (status != 0) ::kill(child, SIGKILL);
+  CHECK(all_reduce(at::ones({1}), mesh, 0, ReduceOp::kSum).item<float>() == 2);
 }
 
 TESSERA_RANKS_TEST_CASE("a call of the backend that outlasts every limit fails the job, and is ended", {2}) {

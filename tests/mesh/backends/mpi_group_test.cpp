@@ -1,6 +1,7 @@
 // Tests the c10d::Backend over MPI itself; //tests/mesh/collectives:collectives_test_mpi tests the library's
 // collectives on it. A world of one rank has another backend.
 
+#include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -10,9 +11,12 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/world.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/harness/refused.h"
 
@@ -284,4 +288,41 @@ TESSERA_RANKS_TEST_CASE("bad tensors, counts, ranks and tags are refused by name
   // Nothing was sent, so the group can still be used.
   mpi->allreduce(one)->wait();
   CHECK(at::equal(one[0], at::full({2}, 2.0)));
+}
+
+TESSERA_RANKS_TEST_CASE("a message that is shorter than expected is an error, and leaves no old values", {2}) {
+  at::Tensor sent = at::ones({3});
+  at::Tensor taken = at::zeros({rank() == 0 ? 3 : 4});
+  std::vector<int64_t> takes = {2, rank() == 0 ? 1 : 2}, gives = {rank() == 0 ? 2 : 1, rank() == 0 ? 1 : 2};
+  const auto exchange = [&] { group()->alltoall_base(taken, sent, takes, gives)->wait(); };
+  if (rank() == 0) {
+    exchange();
+    CHECK(at::equal(taken, sent));
+  } else {
+    check_refused<std::runtime_error>(exchange,
+                                      "a message of member 0 of the group has 4 bytes, where 8 were expected");
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("two worlds, each with a thread of its own, make groups at the same time", {2, 3}) {
+  std::atomic<int> wrong{0};
+  const auto run = [&](const std::string& place, float value) {
+    WorldOptions options;
+    options.rank = options.local_rank = rank();
+    options.size = options.local_size = world_size();
+    options.cpu_backend = CpuBackend::kMpi;
+    options.store = c10::make_intrusive<c10d::PrefixStore>(place, world()->store());
+    const DeviceMesh mesh = init_device_mesh("cpu", {world_size()}, {"tp"}, World::create(std::move(options)));
+    for (int i = 1; i <= 20; ++i) {
+      const at::Tensor sum = all_reduce(at::full({1000}, value * static_cast<float>(i)), mesh, 0, ReduceOp::kSum);
+      const float expected = value * static_cast<float>(i * world_size());
+      wrong += sum.eq(expected).all().item<bool>() ? 0 : 1;
+    }
+  };
+  for (int round = 0; round < 3; ++round) {
+    std::thread other(run, "other" + std::to_string(round), 1.0F);
+    run("own" + std::to_string(round), 2.0F);
+    other.join();
+  }
+  CHECK(wrong == 0);
 }
