@@ -163,18 +163,14 @@ std::optional<std::string> newest_below(const std::string& folder, int64_t& end)
     const auto next = found.lower_bound(end);
     if (next == found.begin()) return std::nullopt;
     const auto& [step, path] = *std::prev(next);
+    const int64_t before = std::exchange(end, step);
     try {
       check_whole_state(path);
+      return path;
     } catch (const DamagedFile&) {
-      if (looks < kMostLooks && is_gone(path)) continue;
-      end = step;
-      throw;
-    } catch (...) {
-      end = step;
-      throw;
+      if (looks == kMostLooks || !is_gone(path)) throw;
+      end = before;
     }
-    end = step;
-    return path;
   }
 }
 

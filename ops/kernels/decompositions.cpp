@@ -231,14 +231,15 @@ bool foreach_reduction(const c10::OperatorHandle& op, Stack& stack) {
 bool unscale(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   const bool in_place = op.schema().name().ends_with('_');  // the form with out= returns nothing either
+  const std::vector<at::Tensor> gradients = args[0].toTensorVector();
+  if (!in_place || gradients.empty()) return false;
   std::vector<at::Tensor> flags;
-  for (const at::Tensor& t : args[0].toTensorVector()) flags.push_back(at::any(at::logical_not(at::isfinite(t))));
-  if (!in_place || flags.empty()) return false;
+  for (const at::Tensor& t : gradients) flags.push_back(at::any(at::logical_not(at::isfinite(t))));
   const at::Tensor any = at::any(at::stack(flags));
   const at::Tensor found = is_dtensor(any) ? full_tensor(any) : any;
   const at::Tensor found_inf = args[1].toTensor();
   found_inf.copy_(at::maximum(found_inf, found.to(found_inf.scalar_type())));
-  at::_foreach_mul_(args[0].toTensorVector(), args[2].toTensor().reshape({}));
+  at::_foreach_mul_(gradients, args[2].toTensor().reshape({}));
   give(op, stack, Stack{});
   return true;
 }

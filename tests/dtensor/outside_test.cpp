@@ -61,7 +61,7 @@ TESSERA_RANKS_TEST_CASE("list operators outside the mesh: their results have the
   CHECK(placements_of(doubled[1]) == Placements{R});
   const at::Tensor moved = full_tensor(redistribute_to(doubled[0], b, {S0}));
   if (b.is_member()) CHECK(same(moved, x * 2));
-  // What the operator refuses, every rank refuses.
+  // Every rank refuses what the operator refuses.
   const std::vector<at::Tensor> whole = {distribute_tensor(at::arange(4), a, {S0}, kNoSource)};
   CHECK_THROWS(at::_foreach_add_(whole, 0.5));
   const Strict strict;
