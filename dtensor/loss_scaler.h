@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/dtensor/loss_scaler_state.h"
 #include "tessera/mesh/device_mesh.h"
 
 namespace torch::optim {
@@ -24,14 +25,6 @@ struct LossScalerOptions {
   int64_t growth_interval = 2000;  // in calls of update()
   // Names the mesh along which ranks hold different parameters, as in clip_grad_norm_.
   std::optional<DeviceMesh> stages;
-};
-
-// Is what a checkpoint has to keep of a LossScaler; a TrainingState takes it as texts in `values`.
-struct LossScalerState {
-  double scale = 0;
-  int64_t good_steps = 0;  // since the scale last changed
-
-  friend bool operator==(const LossScalerState&, const LossScalerState&) = default;
 };
 
 // Scales the loss, so that small gradients do not vanish in float16, and the gradients back. Where a gradient is

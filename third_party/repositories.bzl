@@ -8,7 +8,7 @@ load("//third_party:system.bzl", "system_library")
 load("//third_party/bazel:environment.bzl", "bazel_environment")
 
 def tessera_repositories():
-    """Declares @libtorch, @tessera_environment, @tessera_mpi, @tessera_cuda_compiler, @fmt, @spdlog, @doctest, @rapidcheck, @cli11, @nlohmann_json, @zlib, @openssl_crypto and what Debian's Bazel lacks.
+    """Declares @libtorch, @tessera_environment, @tessera_mpi, @tessera_cuda_compiler, @fmt, @spdlog, @doctest, @rapidcheck, @cli11, @nlohmann_json, @libdeflate, @zlib, @openssl_crypto and what Debian's Bazel lacks.
 
     A workspace that uses Tessera calls this, then bazel_environment_repositories() of @tessera_bazel_environment.
     """
@@ -31,6 +31,7 @@ def tessera_repositories():
     system_library(name = "rapidcheck", header = "rapidcheck.h", linkopts = ["-lrapidcheck"])
     system_library(name = "cli11", header = "CLI/CLI.hpp")
     system_library(name = "nlohmann_json", header = "nlohmann/json.hpp")
+    system_library(name = "libdeflate", header = "libdeflate.h", linkopts = ["-ldeflate"])
     system_library(name = "zlib", header = "zlib.h", linkopts = ["-lz"])
     system_library(name = "openssl_crypto", header = "openssl/hmac.h", linkopts = ["-lcrypto"])
     system_library(name = "valgrind", header = "valgrind/callgrind.h")

@@ -74,6 +74,12 @@ class Reader {
     return result;
   }
 
+  LossScalerState loss_scaler(const json& object) const {
+    const json& scale = member(object, "scale");
+    if (!scale.is_number()) refuse(fmt::format("'scale' is {}, not a number", in_quotes(scale.dump())));
+    return {.scale = scale.get<double>(), .good_steps = integer<int64_t>(object, "good_steps")};
+  }
+
   BlockChecksums checksums(const json& object) const {
     BlockChecksums result = {.file_bytes = integer<int64_t>(object, "bytes"),
                              .block_bytes = integer<int64_t>(object, "block_bytes"),
@@ -111,7 +117,7 @@ json json_of(const BlockChecksums& checksums) {
 std::string serialize_state_manifest(const StateManifest& manifest) {
   json files = json::object();
   for (const auto& [name, checksums] : manifest.files) files[name] = json_of(checksums);
-  const json state = {
+  json state = {
       {"format", "tessera training state"},
       {"version", kVersion},
       {"step", manifest.step},
@@ -119,6 +125,9 @@ std::string serialize_state_manifest(const StateManifest& manifest) {
       {"scheduler", manifest.scheduler_steps ? json{{"step_count", *manifest.scheduler_steps}} : json(nullptr)},
       {"values", manifest.values},
       {"files", std::move(files)}};
+  if (manifest.loss_scaler) {
+    state["loss_scaler"] = {{"scale", manifest.loss_scaler->scale}, {"good_steps", manifest.loss_scaler->good_steps}};
+  }
   std::string text;
   try {
     text = state.dump();
@@ -159,6 +168,7 @@ StateManifest parse_state_manifest(std::string_view text, const std::string& fil
                      .counter = reader.integer<uint64_t>(random, "counter")};
   const json& scheduler = reader.member(state, "scheduler");
   if (!scheduler.is_null()) manifest.scheduler_steps = reader.integer<uint32_t>(scheduler, "step_count");
+  if (state.contains("loss_scaler")) manifest.loss_scaler = reader.loss_scaler(state["loss_scaler"]);
   manifest.values = reader.texts(state, "values");
   const json& files = reader.member(state, "files");
   if (!files.is_object()) reader.refuse("'files' is not an object");

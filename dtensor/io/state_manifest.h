@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "tessera/dtensor/io/block_checksums.h"
+#include "tessera/dtensor/loss_scaler_state.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -21,7 +22,8 @@ inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 struct StateManifest {
   int64_t step = 0;
   RandomState random;
-  std::optional<int64_t> scheduler_steps;  // nullopt: no scheduler was saved
+  std::optional<int64_t> scheduler_steps;      // nullopt: no scheduler was saved
+  std::optional<LossScalerState> loss_scaler;  // nullopt: none was saved
   std::map<std::string, std::string> values;
   FileChecksums files;
 };

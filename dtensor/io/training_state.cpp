@@ -29,6 +29,7 @@
 #include "tessera/dtensor/io/state_plan.h"
 #include "tessera/dtensor/io/step_folders.h"
 #include "tessera/dtensor/io/weight_slots.h"
+#include "tessera/dtensor/loss_scaler.h"
 #include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/logger.h"
@@ -59,11 +60,15 @@ class Loading {
       const std::string optimizer_path = (fs::path(folder_) / "optimizer.safetensors").string();
       check_saved(manifest_.files.contains("optimizer.safetensors") ||
                       manifest_.files.contains("optimizer.safetensors.index.json"),
-                  "optimizer");
+                  "an optimizer");
       optimizer_file_.emplace(optimizer_path, &manifest_.files);
       optimizer_->plan(*optimizer_file_, optimizer_path);
     }
-    if (state_.scheduler != nullptr) check_saved(manifest_.scheduler_steps.has_value(), "scheduler");
+    if (state_.scheduler != nullptr) check_saved(manifest_.scheduler_steps.has_value(), "a scheduler");
+    if (state_.scaler != nullptr) {
+      check_saved(manifest_.loss_scaler.has_value(), "a loss scaler");
+      LossScaler().set_state(*manifest_.loss_scaler);  // throws what the caller's scaler would
+    }
   }
 
   // Returns what tells this state from every other one.
@@ -78,6 +83,7 @@ class Loading {
     write_weights(slots_);
     if (optimizer_) optimizer_->apply();
     if (state_.scheduler != nullptr) set_scheduler_steps(*state_.scheduler, *manifest_.scheduler_steps);
+    if (state_.scaler != nullptr) state_.scaler->set_state(*manifest_.loss_scaler);
     state_.mesh.world().random_state() = manifest_.random;
     state_.step = manifest_.step;
     state_.values = manifest_.values;

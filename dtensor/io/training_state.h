@@ -20,6 +20,8 @@ class Optimizer;
 
 namespace tessera {
 
+class LossScaler;
+
 // Names the parts of a training state: what a run needs to go on as if it had not stopped. Besides these parts a saved
 // state has the seed and the counter of the mesh's World (dtensor/random.h). LibTorch's own random generators are not
 // part of it: they may differ between ranks, and another number of ranks could not go on with them.
@@ -31,6 +33,7 @@ struct TrainingState {
   // Its number of steps is saved; the learning rates are saved with the optimizer. A ReduceLROnPlateauScheduler is no
   // LRScheduler, and cannot be saved.
   torch::optim::LRScheduler* scheduler = nullptr;
+  LossScaler* scaler = nullptr;  // its scale, and the steps since that changed, are saved
   int64_t step = 0;
   // Holds whatever else the user needs: the position in the data, the configuration. Texts in UTF-8.
   std::map<std::string, std::string> values = {};
@@ -53,7 +56,8 @@ struct SaveStateOptions {
 // Saves training states into `folder`, each in a folder of its own, "step_00000100", which appears whole or not at all:
 //   model.safetensors       the weights, as save_weights writes them; or parts of at most max_shard_bytes and an index
 //   optimizer.safetensors   the optimizer's state, as save_optimizer writes it; the same
-//   state.json              step, random state, scheduler, values, and a CRC-32 of every block of the other files
+//   state.json              step, random state, scheduler, loss scaler, values, and a CRC-32 of every block of the
+//                           other files
 //   .saved_by               the job and the ranks that have saved it; loading does without it
 //
 // Equal states give byte-equal files on any mesh, but for .saved_by: a state that is loaded on another mesh and saved

@@ -24,6 +24,7 @@
 #include "tessera/dtensor/io/state_writer.h"
 #include "tessera/dtensor/io/training_state.h"
 #include "tessera/dtensor/io/two_buffers.h"
+#include "tessera/dtensor/loss_scaler.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/error_text.h"
@@ -189,6 +190,7 @@ void TrainingStateSaver::Impl::plan(const TrainingState& state) {
   }
   job.manifest = {.step = state.step, .random = state.mesh.world().random_state(), .values = state.values};
   if (state.scheduler != nullptr) job.manifest.scheduler_steps = scheduler_steps(*state.scheduler);
+  if (state.scaler != nullptr) job.manifest.loss_scaler = state.scaler->state();
   check_manifest(job.manifest, layout.files, options.block_bytes);
 }
 

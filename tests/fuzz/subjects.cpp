@@ -191,10 +191,16 @@ std::string state_in(const StateManifest& manifest) {
 }
 
 std::vector<Subject> make_subjects() {
-  const StateManifest plain = {.step = 3, .random = {}, .scheduler_steps = 4, .values = {{"a", "b"}}, .files = {}};
+  const StateManifest plain = {.step = 3,
+                               .random = {},
+                               .scheduler_steps = 4,
+                               .loss_scaler = {{.scale = 1024.0, .good_steps = 7}},
+                               .values = {{"a", "b"}},
+                               .files = {}};
   const StateManifest with_file = {.step = 0,
                                    .random = {},
                                    .scheduler_steps = {},
+                                   .loss_scaler = {},
                                    .values = {},
                                    .files = {{"f", {.file_bytes = 5, .block_bytes = 4, .crc32 = {1, 2}}}}};
   return {

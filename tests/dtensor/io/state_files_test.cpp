@@ -168,6 +168,7 @@ StateManifest sample_manifest() {
   return {.step = 7,
           .random = {.seed = UINT64_MAX, .counter = 3},
           .scheduler_steps = 5,
+          .loss_scaler = {{.scale = 0x1.8p-20, .good_steps = 1999}},
           .values = {{"position", "12"}, {"text", "\xc3\xa9\n\""}},
           .files = {{"f", {.file_bytes = 9, .block_bytes = 8, .crc32 = {1, 0xffffffff}}}, {"empty", {}}}};
 }
@@ -180,6 +181,7 @@ TEST_CASE("state manifest: it is read as it was written, and any cut or changed 
   CHECK(again.random.seed == UINT64_MAX);
   CHECK(again.random.counter == 3);
   CHECK(again.scheduler_steps == 5);
+  CHECK((again.loss_scaler == manifest.loss_scaler));
   CHECK(again.values == manifest.values);
   CHECK((again.files == manifest.files));
   CHECK(serialize_state_manifest(again) == text);

@@ -25,6 +25,7 @@
 #include "tessera/dtensor/io/step_folders.h"
 #include "tessera/dtensor/io/training_state.h"
 #include "tessera/dtensor/io/weights.h"
+#include "tessera/dtensor/loss_scaler.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
@@ -412,10 +413,15 @@ TESSERA_RANKS_TEST_CASE("training state: what fails on one rank is the same erro
   torch::optim::StepLR scheduler(optimizer, 1);
   state.scheduler = &scheduler;
   contains(same_message(mesh, [&] { load_newest_training_state(state, folder.path()); }),
-           "was saved without scheduler");
+           "was saved without a scheduler");
   state.optimizer = &optimizer;
   contains(same_message(mesh, [&] { load_newest_training_state(state, folder.path()); }),
-           "was saved without optimizer");
+           "was saved without an optimizer");
+  LossScaler scaler({.initial_scale = 8});
+  TrainingState with_scaler = {.mesh = mesh, .model = module, .scaler = &scaler};
+  contains(same_message(mesh, [&] { load_newest_training_state(with_scaler, folder.path()); }),
+           "was saved without a loss scaler");
+  CHECK((scaler.state() == LossScalerState{.scale = 8, .good_steps = 0}));
 }
 
 TESSERA_RANKS_TEST_CASE("training state: a disk that is full is the same error everywhere, and the older state stays",

@@ -25,6 +25,7 @@
 #include "tessera/dtensor/io/safetensors_file.h"
 #include "tessera/dtensor/io/state_manifest.h"
 #include "tessera/dtensor/io/training_state.h"
+#include "tessera/dtensor/loss_scaler.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
@@ -92,6 +93,7 @@ struct Training {
             .model = *mlp,
             .optimizer = optimizer.get(),
             .scheduler = scheduler.get(),
+            .scaler = &scaler,
             .step = step,
             .values = {{"position", std::to_string(step * 4)}}};
   }
@@ -109,8 +111,9 @@ struct Training {
           torch::cos(torch::arange(24, torch::kDouble).mul(0.1 + static_cast<double>(step))).reshape({4, 6});
       const at::Tensor x = distribute_tensor(batch, mesh, {Shard(0), Replicate()}, kNoSource);
       optimizer->zero_grad();
-      mlp(x).square().mean().backward();
-      optimizer->step();
+      scaler.scale(mlp(x).square().mean()).backward();
+      CHECK(scaler.step(*optimizer));
+      scaler.update();
       scheduler->step();
     }
   }
@@ -119,6 +122,7 @@ struct Training {
   Mlp mlp;
   std::unique_ptr<torch::optim::AdamW> optimizer;
   std::unique_ptr<torch::optim::StepLR> scheduler;
+  LossScaler scaler{{.initial_scale = 1024, .growth_interval = 2}};  // a state is between two changes of the scale
   int64_t step = 0;
 };
 
