@@ -29,14 +29,14 @@ constexpr const char* kOp = "gradient";
 BucketReducer::BucketReducer(BucketLayouts layouts, const std::vector<at::Tensor>& parameters,
                              const std::vector<int64_t>& data_dims, int64_t bucket_bytes)
     : mesh_(layouts.mesh()), bucket_bytes_(bucket_bytes), layouts_(std::move(layouts)) {
-  std::string pending(static_cast<std::size_t>(mesh_.ndim()), kNothingPending);
+  over_data_.assign(static_cast<std::size_t>(mesh_.ndim()), kNothingPending);
   for (const int64_t dim : data_dims) {
     if (mesh_.size(dim) == 1) continue;
-    pending[static_cast<std::size_t>(dim)] = kPendingSum;
+    over_data_[static_cast<std::size_t>(dim)] = kPendingSum;
     reduces_ = true;
   }
   for (const at::Tensor& each : parameters) {
-    order_.push_back({.parameter = parameters_.size(), .pending = pending});
+    order_.push_back({.parameter = parameters_.size(), .pending = over_data_});
     parameters_.push_back({.grad = BucketedGrad(each)});
   }
   std::ranges::reverse(order_);
@@ -74,7 +74,7 @@ detail::GradientReducer::Outcome BucketReducer::take(std::size_t index, at::Tens
   if (!parameter.grad.parameter().requires_grad()) return Outcome::kTaken;
   if (mesh_.world().gradient_accumulations() > 0) {
     begin_adding();
-    failing(mesh_.world(), kOp, [&] { parameter.grad.become_term(placements_of(gradient)); });
+    failing(mesh_.world(), kOp, [&] { gradient = parameter.grad.become_term(gradient); });
     return Outcome::kKeep;
   }
   begin_pass();
@@ -143,22 +143,31 @@ void BucketReducer::begin_pass() {
   detail::at_end_of_backward([self = shared_from_this(), running] { self->end_pass(); });
 }
 
-// Learns what calls such as module->to(dtype) and set_requires_grad(false), which every rank makes, have changed.
-// Returns whether the plan must follow.
+// Learns what calls such as module->to(dtype), set_requires_grad(false) and register_hook, which every rank makes, have
+// changed. Returns whether the plan must follow.
 bool BucketReducer::follow_parameters() {
   bool changed = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& each = parameters_[i];
     const at::Tensor tensor = each.grad.parameter();
     if (!tensor.defined()) continue;
-    // Some ranks may hold terms of a parameter that was frozen since; this pass reduces them.
-    const bool is_trained = tensor.requires_grad() || (each.is_trained && has_kept_);
+    // Some ranks may hold terms of a parameter that was frozen or hooked since; this pass reduces them.
+    const bool comes = tensor.requires_grad() && !detail::has_hooks_of_others(tensor);
+    const bool is_trained = comes || (each.is_trained && has_kept_);
     if (is_trained == each.is_trained && tensor.scalar_type() == layouts_.parameter(i).dtype) continue;
     each.is_trained = is_trained;
     layouts_.set_dtype(i, tensor.scalar_type());
     changed = true;
   }
   return changed;
+}
+
+// A gradient that had nothing pending over the data dimensions in the pass that was watched, such as that of a penalty
+// on the weights, may have it in the next one. It becomes a term without communication.
+void BucketReducer::pend_over_data(std::string& pending) const {
+  for (std::size_t i = 0; i < pending.size(); ++i) {
+    if (pending[i] == kNothingPending) pending[i] = over_data_[i];
+  }
 }
 
 // Compares with the other ranks what the pass before has shown, and has this pass watched if it may show more: if
@@ -170,6 +179,7 @@ bool BucketReducer::learn_order() {
     std::vector<ArrivalOrder> orders = orders_of_all(mesh_, seen_);
     orders.push_back(std::move(order_));
     order_ = agreed_order(orders);
+    for (ArrivingGradient& each : order_) pend_over_data(each.pending);
   }
   seen_.clear();
   const auto is_new = [](const Parameter& each) { return each.is_trained && (!each.is_watched || each.is_late); };

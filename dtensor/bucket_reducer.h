@@ -71,6 +71,7 @@ class BucketReducer final : public detail::GradientReducer, public std::enable_s
   void begin_pass();
   bool follow_parameters();
   bool learn_order();
+  void pend_over_data(std::string& pending) const;
   void note(std::size_t index, const std::string& pending);
   void make_plan();
   void add_term(Parameter& parameter, const at::Tensor& gradient);
@@ -88,7 +89,8 @@ class BucketReducer final : public detail::GradientReducer, public std::enable_s
 
   const DeviceMesh mesh_;
   const int64_t bucket_bytes_;
-  bool reduces_ = false;  // a data dimension has several ranks
+  std::string over_data_;  // what data parallelism alone leaves pending
+  bool reduces_ = false;   // a data dimension has several ranks
   BucketLayouts layouts_;
   std::vector<Parameter> parameters_;
   // Lists all parameters: first those whose order the ranks have compared, then the others, from the last to the first

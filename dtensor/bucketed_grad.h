@@ -18,8 +18,10 @@ class BucketedGrad {
   // Returns the parameter, or an undefined tensor if it is gone.
   at::Tensor parameter() const { return at::Tensor(impl_.lock()); }
 
-  // Lets autograd add a gradient of these placements: what is there and reduced becomes a term, without communication.
-  void become_term(const Placements& gradient) const;
+  // Lets autograd add `gradient`, which it returns laid out as .grad then is: a mesh dimension on which one of the two
+  // has terms has terms of both, so that what is reduced becomes a term. Communicates only where both are cut, in
+  // different ways.
+  at::Tensor become_term(const at::Tensor& gradient) const;
   // Takes .grad away and returns it; an undefined tensor if there is none that is a DTensor.
   at::Tensor take() const;
   // Does the same, but leaves a .grad that has this layout, and so is reduced.

@@ -24,6 +24,9 @@ using torch::autograd::AutogradMeta;
 using torch::autograd::FunctionPreHook;
 using torch::autograd::variable_list;
 
+// Says whether a leaf has hooks of the user's own.
+bool has_others(const AutogradMeta& leaf);
+
 // Redistributes the summed gradient of one tensor to its layout. This is explicit communication, which Strict allows.
 class GradientHook final : public FunctionPreHook {
  public:
@@ -120,14 +123,12 @@ class GradientHook final : public FunctionPreHook {
 
   // Says whether autograd will add the gradient to the leaf's .grad, with nothing but this library's hooks before that.
   bool is_added_to_grad() const {
-    if (c10::GradMode::is_enabled() || has_other_hooks()) return false;
+    if (c10::GradMode::is_enabled() || has_others(*leaf_)) return false;
     const auto* const tasks = torch::autograd::get_current_graph_task_exec_info();
     if (tasks == nullptr || tasks->empty()) return true;
     const auto found = tasks->find(leaf_->grad_accumulator_.lock().get());
     return found != tasks->end() && found->second.captures_ == nullptr;
   }
-  bool has_other_hooks() const;
-
   std::size_t index_;
   SpecPtr spec_;  // nullptr for a plain tensor
   std::string path_;
@@ -147,12 +148,12 @@ GradientHook* as_gradient_hook(FunctionPreHook& hook) {
 }
 
 // The list of C++ hooks is itself a hook, which watch_leaf makes, and which is there without an entry too.
-bool GradientHook::has_other_hooks() const {
+bool has_others(const AutogradMeta& leaf) {
   const auto is_own = [](const auto& hook) { return as_gradient_hook(*hook) != nullptr; };
   const auto is_there = [](const auto& hook) { return static_cast<bool>(hook); };
-  const auto own = std::ranges::count_if(leaf_->hooks_, is_own);
-  return leaf_->post_acc_grad_hooks_ != nullptr || std::cmp_greater(leaf_->hooks_.size(), own + 1) ||
-         (leaf_->cpp_hooks_list_ != nullptr && std::ranges::any_of(*leaf_->cpp_hooks_list_, is_there));
+  const auto own = std::ranges::count_if(leaf.hooks_, is_own);
+  return leaf.post_acc_grad_hooks_ != nullptr || std::cmp_greater(leaf.hooks_.size(), own + 1) ||
+         (leaf.cpp_hooks_list_ != nullptr && std::ranges::any_of(*leaf.cpp_hooks_list_, is_there));
 }
 
 // Returns a hook of that index, or nullptr; every hook of that index takes `spec` as its layout.
@@ -211,6 +212,11 @@ void watch_gradient(const at::Tensor& t) {
   const auto node = node_of(t);
   if (node == nullptr || find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr) != nullptr) return;
   node->add_tensor_pre_hook(std::make_unique<GradientHook>(t.output_nr(), nullptr, std::string()));
+}
+
+bool has_hooks_of_others(const at::Tensor& leaf) {
+  const auto* const autograd = static_cast<const AutogradMeta*>(leaf.unsafeGetTensorImpl()->autograd_meta());
+  return autograd != nullptr && has_others(*autograd);
 }
 
 at::Tensor whole_gradient(const at::Tensor& gradient, bool is_held) {

@@ -36,6 +36,9 @@ std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t);
 // uses, into the tensor's own layout, with Partial as Replicate. Its communication is counted under `path`.
 void add_layout_hook(const at::Tensor& t, const std::string& path);
 
+// Says whether a leaf that watch_gradient has seen has hooks of the user's own.
+bool has_hooks_of_others(const at::Tensor& leaf);
+
 // Reduces the gradients of several leaves together.
 class GradientReducer {
  public:

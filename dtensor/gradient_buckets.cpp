@@ -70,13 +70,25 @@ void attach(const at::Tensor& parameter, const std::shared_ptr<BucketReducer>& r
 
 }  // namespace
 
+void detail::check_bucket_options(const GradientBucketOptions& options, int64_t mesh_ndim, const std::string& who) {
+  if (options.dtype && !c10::isFloatingType(*options.dtype)) {
+    throw std::invalid_argument(fmt::format("{}: gradient_buckets.dtype {}; give a floating one, such as bfloat16", who,
+                                            c10::toString(*options.dtype)));
+  }
+  if (options.bucket_bytes < 0) {
+    throw std::invalid_argument(
+        fmt::format("{}: gradient_buckets.bucket_bytes {}; give 0 or more", who, options.bucket_bytes));
+  }
+  if (!options.cost_model.links.empty()) check_cost_model(options.cost_model, mesh_ndim, who + ": gradient_buckets");
+}
+
 void bucket_gradients(std::vector<BucketedParameter> parameters, const std::vector<int64_t>& data_dims,
                       const GradientBucketOptions& options) {
   check_parameters(parameters);
   if (parameters.empty()) return;
   const DeviceMesh mesh = mesh_of(parameters.front().parameter);
   check_data_dims(data_dims, mesh);
-  if (!options.cost_model.links.empty()) check_cost_model(options.cost_model, mesh.ndim(), "bucket_gradients");
+  detail::check_bucket_options(options, mesh.ndim(), "bucket_gradients");
   std::erase_if(parameters, [](const BucketedParameter& each) { return !may_have_gradient(each.parameter); });
   if (parameters.empty() || !mesh.is_member()) return;
   std::vector<BucketLayouts::Parameter> layouts;

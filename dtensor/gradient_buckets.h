@@ -33,9 +33,11 @@ struct BucketedParameter {
 
 // Reduces the gradients of `parameters`, which lie on one mesh, in buckets from now on: several gradients by the same
 // collectives. A bucket is started when its last gradient has been computed, and backward goes on meanwhile; at most
-// two are under way. When backward returns, the gradients are in .grad, or added to it, as autograd does it. Those that
-// need no collective are in no bucket. The .grad of a bucket that is all-reduced lie in the memory in which they were
-// reduced; it is freed with the last of them, so clone a .grad that you keep for long.
+// two are under way. When backward returns, the gradients are in .grad, or added to it, as autograd does it. A
+// gradient counts as pending over the data dimensions also where it comes reduced, as that of a penalty on the weights
+// does: the next one may not. Those that need no collective even so are in no bucket. The .grad of a bucket that is
+// all-reduced lie in the memory in which they were reduced; it is freed with the last of them, so clone a .grad that
+// you keep for long.
 //
 // `data_dims` are the mesh dimensions over which every gradient is reduced. The first backward assumes that gradients
 // come from the last parameter to the first, and that they are pending on these mesh dimensions alone; what is pending
@@ -68,9 +70,15 @@ struct BucketedParameter {
 // Parameters that can have no gradient, such as those of integers, are passed over. Does not communicate itself. Throws
 // std::invalid_argument, alike on every rank, on a tensor that is no DTensor, on parameters of several meshes, on one
 // that is listed twice, on a gradient's layout with Partial or of another number of placements than the mesh has
-// dimensions, and on data dimensions and a cost model that do not fit the mesh.
+// dimensions, on data dimensions and a cost model that do not fit the mesh, on a dtype that is not floating, and on a
+// negative number of bytes.
 void bucket_gradients(std::vector<BucketedParameter> parameters, const std::vector<int64_t>& data_dims,
                       const GradientBucketOptions& options = {});
+
+namespace detail {
+// Throws std::invalid_argument, prefixed with `who`, on options that bucket_gradients refuses.
+void check_bucket_options(const GradientBucketOptions& options, int64_t mesh_ndim, const std::string& who);
+}  // namespace detail
 
 // While it lives, gradients of parameters on meshes of `mesh`'s World are added up on each rank and not reduced. The
 // first backward after it reduces the sum. Use it for all micro-batches but the last:

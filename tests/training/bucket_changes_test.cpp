@@ -167,6 +167,66 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("gradients without pending terms in the first pass leave buckets as they are: a penalty on the weights") {
+  const auto penalty = [](Mlp& m) {
+    at::Tensor sum = at::zeros({}, at::TensorOptions(at::kDouble).device(device()));
+    for (const at::Tensor& p : m->parameters()) sum = sum + p.square().sum();
+    return sum;
+  };
+  on_data_ranks({2, 3}, [&](const DeviceMesh& mesh) {
+    Job job(mesh);
+    parallelize_module(job.module, mesh, {});
+    for (int64_t step = 0; step < 4; ++step) {
+      CAPTURE(step);
+      job.zero_grad();
+      penalty(job.module).backward();
+      penalty(job.reference).backward();
+      const CommCounter counter(mesh);
+      job.backward([&](int64_t rank) { return step > 0 && rank == 0; });
+      CHECK(sent(counter).bytes == kAllBytes);
+      job.check_gradients();
+      // Both kinds of terms are kept, in either order, and sent once.
+      job.zero_grad();
+      for (const bool first : {true, false}) {
+        const AccumulateGradients guard(mesh);
+        const CommCounter none(mesh);
+        if (first == (step % 2 == 0)) {
+          job.backward([&](int64_t rank) { return rank == 0; });
+        } else {
+          penalty(job.module).backward();
+          penalty(job.reference).backward();
+        }
+        CHECK(none.total() == 0);
+      }
+      job.backward();
+      job.check_gradients();
+    }
+  });
+}
+
+TEST_CASE("a parameter with hooks of the user's own is in no bucket while it has them") {
+  on_data_ranks({2, 3}, [](const DeviceMesh& mesh) {
+    Job job(mesh);
+    parallelize_module(job.module, mesh, {});
+    const auto step = [&](std::size_t bucket_bytes, bool doubles) {
+      job.zero_grad();
+      const CommCounter counter(mesh);
+      job.backward();
+      CAPTURE(counter.to_string());
+      CHECK(counter.bytes("all_reduce") == static_cast<int64_t>(bucket_bytes));
+      if (doubles) job.reference->up->weight.mutable_grad() *= 2;
+      job.check_gradients();
+    };
+    step(kAllBytes, false);
+    step(kAllBytes, false);
+    const auto hook = job.module->up->weight.register_hook([](const at::Tensor& g) { return g * 2; });
+    step(kAllBytes - 8, true);  // its gradient goes alone, and needs no flag
+    step(kAllBytes - 8, true);
+    job.module->up->weight.remove_hook(hook);
+    step(kAllBytes, false);
+  });
+}
+
 TEST_CASE(
     "nothing is sent for a parameter while it is frozen, and its place in the order is known when it comes back") {
   on_data_ranks({2, 4}, [](const DeviceMesh& mesh) {
@@ -403,4 +463,11 @@ TEST_CASE("refused: parameters that cannot be reduced together, and layouts that
             [&](const DeviceMesh& mesh) { return Parameters{one(mesh)}; }, {dim});
   }
   CHECK_NOTHROW(bucket_gradients({one(fake_mesh(0, {2, 2}), at::kLong)}, {0}));
+  const BucketedParameter known = one(fake_mesh(0, {2, 2}));
+  CHECK_THROWS_WITH_AS(bucket_gradients({known}, {0}, {.dtype = at::kLong}),
+                       doctest::Contains("bucket_gradients: gradient_buckets.dtype Long; give a floating one"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(bucket_gradients({known}, {0}, {.bucket_bytes = -1}),
+                       doctest::Contains("bucket_gradients: gradient_buckets.bucket_bytes -1; give 0 or more"),
+                       std::invalid_argument);
 }
