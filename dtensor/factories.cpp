@@ -1,6 +1,7 @@
 #include "tessera/dtensor/factories.h"
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 
 #include <ATen/ops/arange.h>
@@ -46,9 +47,13 @@ at::Tensor make(const char* who, at::IntArrayRef sizes, const DeviceMesh& mesh, 
 
 // Is called before a draw is numbered, so that what cannot be drawn changes nothing.
 at::ScalarType checked_floating(const char* who, at::ScalarType dtype) {
-  if (c10::isFloatingType(dtype) || c10::isComplexType(dtype)) return dtype;
-  throw std::invalid_argument(fmt::format(
-      "{}: {} is no floating-point dtype; give one, or call randint for whole numbers", who, c10::toString(dtype)));
+  constexpr std::array kDrawn = {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble};
+  if (std::ranges::find(kDrawn, c10::toRealValueType(dtype)) != kDrawn.end()) return dtype;
+  throw std::invalid_argument(
+      fmt::format("{}: {} cannot be drawn; give Half, BFloat16, Float or Double, or their complex dtypes, or call "
+                  "randint for whole "
+                  "numbers",
+                  who, c10::toString(dtype)));
 }
 
 }  // namespace
@@ -85,7 +90,7 @@ at::Tensor arange(int64_t size, const DeviceMesh& mesh, const Placements& placem
               [](const Spec& spec, const at::TensorOptions& options) {
                 // LibTorch's range of short floats rounds sums that depend on where it begins.
                 const at::TensorOptions exact = at::isFloatingType(spec.dtype) ? options.dtype(at::kLong) : options;
-                std::vector<at::Tensor> ranges = {at::empty({0}, exact)};
+                std::vector<at::Tensor> ranges = {at::arange(0, 0, exact)};  // throws what a rank with elements throws
                 if (spec.mesh.is_member()) {
                   for (const Interval& part : spec.tile[0]) ranges.push_back(at::arange(part.begin, part.end, exact));
                 }

@@ -1,5 +1,7 @@
 #include "tessera/dtensor/init.h"
 
+#include <algorithm>
+#include <array>
 #include <stdexcept>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -14,16 +16,18 @@ namespace tessera {
 namespace {
 
 void check(const char* who, const at::Tensor& t, int64_t least, int64_t most) {
+  constexpr std::array kDrawn = {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble};
   const bool known = detail::is_dtensor(t) || detail::is_deferred(t);
-  if (known && t.is_floating_point() && t.dim() >= least && t.dim() <= most) return;
-  throw std::invalid_argument(
-      fmt::format("{}: takes a DTensor of floating point with {} to {} dimensions, not {}; a plain tensor goes to "
-                  "torch::nn::init::{}",
-                  who, least, most,
-                  t.defined() ? fmt::format("{} {} [{}]", known ? "a DTensor" : "a plain tensor",
-                                            c10::toString(t.scalar_type()), fmt::join(t.sizes(), ", "))
-                              : "an undefined tensor",
-                  who));
+  const bool is_drawn = t.defined() && std::ranges::find(kDrawn, t.scalar_type()) != kDrawn.end();
+  if (known && is_drawn && t.dim() >= least && t.dim() <= most) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: takes a DTensor of Half, BFloat16, Float or Double with {} to {} dimensions, not {}; a plain tensor goes to "
+      "torch::nn::init::{}",
+      who, least, most,
+      t.defined() ? fmt::format("{} {} [{}]", known ? "a DTensor" : "a plain tensor", c10::toString(t.scalar_type()),
+                                fmt::join(t.sizes(), ", "))
+                  : "an undefined tensor",
+      who));
 }
 
 }  // namespace
@@ -53,6 +57,11 @@ at::Tensor sparse_(at::Tensor t, double sparsity, double deviation) {
 
 at::Tensor dirac_(at::Tensor t) {
   check("dirac_", t, 3, 5);
+  if (detail::is_dtensor(t) && detail::meta(t).spec->partial) {
+    throw std::invalid_argument(fmt::format(
+        "dirac_: {} has a pending reduction, whose terms could be written in many ways; redistribute it before",
+        to_string(*detail::meta(t).spec)));
+  }
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("tessera::dirac_", "").typed<at::Tensor&(at::Tensor&)>();
   const at::NoGradGuard no_grad;

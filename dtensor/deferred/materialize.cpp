@@ -100,6 +100,12 @@ class Replay {
       const std::optional<Elements>& elements = call.results.at(next++);
       if (!elements) return;
       refuse_whole(*elements, meta(t).spec->sharded);
+      if (t.scalar_type() != elements->dtype) {
+        throw std::invalid_argument(fmt::format(
+            "the constructor has made {} and the same call makes {} now: the default dtype has changed; call "
+            "torch::set_default_dtype before the constructor, or after parallelize_module",
+            c10::toString(elements->dtype), c10::toString(t.scalar_type())));
+      }
       values_.insert_or_assign(*elements, t);
     };
     for (at::IValue& result : stack) {
@@ -159,6 +165,7 @@ class Replay {
     }
     if (name == "aten::rand") return blank().uniform_(0, 1);
     if (name == "aten::randn") return blank().normal_(0, 1);
+    if (name == "aten::normal") return blank().normal_(number("mean").toDouble(), number("std").toDouble());
     if (name == "aten::randint") {
       const bool low = call.op.schema().argumentIndexWithName("low").has_value();
       return blank().random_(low ? number("low").toLong() : 0, number("high").toLong());

@@ -33,6 +33,7 @@ struct Dtypes {
   std::string_view op;
   bool complex = false;
   bool integers = false;  // without bool
+  bool booleans = false;
 };
 constexpr std::array kDtypes = {
     Dtypes{"uniform", /*complex=*/true},
@@ -43,6 +44,7 @@ constexpr std::array kDtypes = {
     Dtypes{"log_normal"},
     Dtypes{"cauchy"},
     Dtypes{"geometric", /*complex=*/false, /*integers=*/true},
+    Dtypes{"bernoulli", /*complex=*/false, /*integers=*/true, /*booleans=*/true},
 };
 
 // Refuses a dtype that cannot be drawn, alike on every rank, before the draw is numbered.
@@ -51,13 +53,16 @@ void check_dtype(const OpCall& call, std::string_view key) {
   if (known == kDtypes.end()) return;
   constexpr std::array kFloating = {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble};
   const at::ScalarType dtype = type_of_result(call);
-  const bool integer = at::isIntegralType(dtype, /*includeBool=*/false);
+  constexpr std::array kIntegers = {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong};
+  const bool integer = std::ranges::find(kIntegers, dtype) != kIntegers.end();
   const at::ScalarType part = known->complex ? c10::toRealValueType(dtype) : dtype;
   if (std::ranges::find(kFloating, part) != kFloating.end() || (known->integers && integer)) return;
-  throw std::invalid_argument(
-      fmt::format("{}: numbers of {} cannot be drawn; give Half, BFloat16, Float or Double{}", call.schema.name(),
-                  c10::toString(dtype),
-                  known->complex ? ", or their complex dtypes" : (known->integers ? ", or an integer dtype" : "")));
+  if (known->booleans && dtype == at::kBool) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: numbers of {} cannot be drawn; give Half, BFloat16, Float or Double{}", call.schema.name(),
+      c10::toString(dtype),
+      known->complex ? ", or their complex dtypes" : (known->integers ? ", or a signed integer dtype or Byte" : ""),
+      known->booleans ? ", or Bool" : ""));
 }
 
 // Checks the dtype and the parameters, which LibTorch's meta kernels do not check.

@@ -393,11 +393,15 @@ TESSERA_RANKS_TEST_CASE("what cannot be drawn is refused before anything is", {1
   CHECK_THROWS_AS(tessera::randint(0, 5, {1}, mesh, {S0}, at::kComplexFloat), c10::NotImplementedError);
   // It has one element, which the first rank alone holds.
   CHECK_THROWS_WITH(tessera::rand({1}, mesh, {S0}, at::kLong),
-                    "rand: Long is no floating-point dtype; give one, or call randint for whole numbers");
-  CHECK_THROWS_WITH(tessera::randn({1}, mesh, {S0}, at::kBool),
-                    "randn: Bool is no floating-point dtype; give one, or call randint for whole numbers");
+                    doctest::Contains("rand: Long cannot be drawn; give Half, BFloat16, Float or Double"));
+  CHECK_THROWS_WITH(tessera::randn({1}, mesh, {S0}, at::kBool), doctest::Contains("randn: Bool cannot be drawn"));
+  CHECK_THROWS_WITH_AS(tessera::rand({1}, mesh, {S0}, at::kFloat8_e5m2),
+                       doctest::Contains("rand: Float8_e5m2 cannot be drawn"), std::invalid_argument);
   CHECK(mesh.world().random_state().counter == counter);
-  CHECK_THROWS_AS(tessera::rand({1}, mesh, {S0}, at::kFloat8_e5m2), c10::NotImplementedError);
+  // Only the first rank has an element.
+  for (const at::ScalarType type : {at::kBool, at::kComplexFloat, at::kUInt16}) {
+    CHECK_THROWS_AS(tessera::arange(1, mesh, {S0}, type), c10::NotImplementedError);
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("a dtype that cannot be drawn is refused before anything is", {1, 2}) {
@@ -420,6 +424,10 @@ TESSERA_RANKS_TEST_CASE("a dtype that cannot be drawn is refused before anything
       {"aten::log_normal_: numbers of ComplexFloat", [&] { in(at::kComplexFloat).log_normal_(); }},
       {"aten::cauchy_: numbers of Long", [&] { in(at::kLong).cauchy_(); }},
       {"aten::cauchy_: numbers of ComplexFloat", [&] { in(at::kComplexFloat).cauchy_(); }},
+      {"aten::bernoulli_: numbers of ComplexFloat", [&] { in(at::kComplexFloat).bernoulli_(0.5); }},
+      {"aten::bernoulli_: numbers of UInt16", [&] { in(at::kUInt16).bernoulli_(0.5); }},
+      {"aten::bernoulli_: numbers of Float8_e5m2", [&] { in(at::kFloat8_e5m2).bernoulli_(0.5); }},
+      {"aten::geometric_: numbers of UInt32", [&] { in(at::kUInt32).geometric_(0.5); }},
       {"aten::geometric_: numbers of Bool", [&] { in(at::kBool).geometric_(0.5); }},
       {"aten::geometric_: numbers of ComplexFloat", [&] { in(at::kComplexFloat).geometric_(0.5); }},
       {"aten::rand_like: numbers of Long", [&] { at::rand_like(t, at::kLong); }},

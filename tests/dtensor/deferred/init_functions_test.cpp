@@ -160,6 +160,10 @@ TEST_CASE("refused: plain tensors, other numbers of dimensions, integers; torch'
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(sparse_(empty({3, 3}, mesh, {Shard(0)}, at::kLong), 0.5), doctest::Contains("Long"),
                        std::invalid_argument);
+  CHECK_THROWS_WITH_AS(sparse_(empty({3, 3}, mesh, {Shard(0)}, at::kFloat8_e5m2), 0.5),
+                       doctest::Contains("a DTensor of Half, BFloat16, Float or Double"), std::invalid_argument);
+  const at::Tensor terms = from_local(torch::ones({4, 4, 3}), mesh, {Partial()});
+  CHECK_THROWS_WITH_AS(dirac_(terms), doctest::Contains("[P(sum)] has a pending reduction"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(sparse_(empty({3, 3}, mesh, {Shard(0)}), 1.5), doctest::Contains("sparsity 1.5"),
                        std::invalid_argument);
   for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{4, 4}, {3, 2, 5}}) {

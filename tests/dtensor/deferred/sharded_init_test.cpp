@@ -205,6 +205,24 @@ TEST_CASE("the numbers are those of the same functions on DTensors") {
   CHECK(same(to_local(built->parameters()[1].detach()), piece_of(to_local(bias), mesh, {Shard(0)})));
 }
 
+TEST_CASE("torch::normal draws each element by its place, as randn does") {
+  const auto make = [] {
+    auto module = std::make_shared<Module>();
+    module->register_parameter("weight", torch::normal(1.0, 0.5, {7, 3}));
+    return module;
+  };
+  const auto of = [&](const DeviceMesh& mesh, const Placement& placement) {
+    return to_local(build(make, mesh, {placement})->parameters()[0].detach());
+  };
+  const at::Tensor whole = of(fake_mesh(0, {1}), Replicate());
+  CHECK((whole - 1).abs().max().item<double>() < 2.5);
+  CHECK(whole.std().item<double>() > 0.25);
+  for (const Placement& cut : {Shard(0), Shard(1), Replicate()}) {
+    const DeviceMesh mesh = fake_mesh(1, {3});
+    CHECK(same(of(mesh, cut), piece_of(whole, mesh, {cut})));
+  }
+}
+
 namespace {
 
 struct MlpImpl : Module {
@@ -309,6 +327,13 @@ TEST_CASE("refused: reading values, operators outside the guard, a whole tempora
     copied.copy_(plain);
     plain.add_(1);
     check_has(refusal([&] { distribute_in_place(copied, mesh, {Shard(0)}); }), "has been written since");
+
+    const caffe2::TypeMeta before = c10::get_default_dtype();
+    c10::set_default_dtype(caffe2::TypeMeta::Make<c10::BFloat16>());
+    const at::Tensor quarters = torch::arange(0, 4) / 4;
+    c10::set_default_dtype(before);
+    check_has(refusal([&] { distribute_in_place(quarters, mesh, {Replicate()}); }),
+              "the constructor has made BFloat16 and the same call makes Float now");
   }
   {
     const ShardedInit second(mesh);
