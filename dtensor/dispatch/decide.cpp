@@ -76,6 +76,10 @@ class Decider {
       for (const MetaResult& r : *meta_results_) call.outputs.push_back(r.info);
       if (meta_results_->empty() && !call_.op.schema().returns().empty()) return false;  // the result is an empty list
     }
+    // Where LibTorch has not determined the results it has not checked the arguments either. An operator that it
+    // refuses is to throw on every rank alike, which it does replicated.
+    const bool is_own = call_.traits.name.starts_with("aten::");  // a user's `dim` may be something else
+    if (!meta_results_ && is_own && names_missing_dim(call)) return false;
     OpRule rule = rule_fn(call);
     if (!meta_results_ && rule.outputs.empty()) return false;
     if (!out_tensors_.empty() && !writes_out(rule.kernel)) return false;
@@ -106,6 +110,20 @@ class Decider {
     adopt(*choice, outputs, rule);
     counts_as_ruled_ = counts_as_ruled_ || decision_.moves.empty();
     return true;
+  }
+
+  // Says whether an argument names a dimension that the first tensor does not have.
+  static bool names_missing_dim(const OpCall& call) {
+    if (call.inputs.empty() || !call.inputs[0].defined) return false;
+    const int64_t ndim = std::max<int64_t>(call.inputs[0].ndim(), 1);
+    const auto misses = [ndim](int64_t dim) { return dim < -ndim || dim >= ndim; };
+    for (const std::string_view name : {"dim", "dims"}) {
+      if (!call.has_arg(name)) continue;
+      const at::IValue& given = call.arg(name);
+      if (given.isInt() && misses(given.toInt())) return true;
+      if (given.isIntList() && std::ranges::any_of(given.toIntVector(), misses)) return true;
+    }
+    return false;
   }
 
   static bool writes_out(std::string_view kernel) {

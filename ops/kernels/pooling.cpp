@@ -94,18 +94,15 @@ void max_pool_backward(const LocalCall& call, Stack& stack, const Rows& rows) {
 // ---- means: a sum divided by the number of elements of the global tensor that the window counts
 
 // Returns the number of elements that each window of the narrow rows counts in one dimension, in a shape that
-// broadcasts.
-at::Tensor counts(const WindowRows& r, bool with_padding, int64_t ndim) {
+// broadcasts over `sums`. It is computed on their device: a copy from the host would wait for a GPU.
+at::Tensor counts(const WindowRows& r, bool with_padding, const at::Tensor& sums) {
   const rules::Window& w = r.window;
-  std::vector<int64_t> out;
-  for (int64_t o = r.narrow.begin; o < r.narrow.end; ++o) {
-    const int64_t begin = o * w.stride - w.padding;
-    const int64_t end = std::min(begin + w.kernel, w.wide_size + (with_padding ? w.padding : 0));
-    out.push_back(std::max<int64_t>(end - (with_padding ? begin : std::max<int64_t>(begin, 0)), 1));
-  }
-  std::vector<int64_t> shape(static_cast<std::size_t>(ndim), 1);
+  const at::Tensor begin =
+      at::arange(r.narrow.begin, r.narrow.end, sums.options().dtype(at::kLong)).mul_(w.stride).sub_(w.padding);
+  const at::Tensor end = (begin + w.kernel).clamp_max_(w.wide_size + (with_padding ? w.padding : 0));
+  std::vector<int64_t> shape(static_cast<std::size_t>(sums.dim()), 1);
   shape[static_cast<std::size_t>(r.dim)] = -1;
-  return at::tensor(out, at::kLong).view(shape);
+  return (end - (with_padding ? begin : begin.clamp_min(0))).clamp_min_(1).view(shape);
 }
 
 // Returns `sums` of the narrow rows divided by their divisors.
@@ -113,11 +110,11 @@ at::Tensor divided(const LocalCall& call, Stack& stack, const Rows& rows, const 
   const auto mode =
       at::isIntegralType(sums.scalar_type(), false) ? std::optional<std::string_view>("trunc") : std::nullopt;
   const auto fixed = named(call, stack, "divisor_override").toOptional<int64_t>();
-  at::Tensor divisor = at::full({}, fixed.value_or(1), at::kLong);
-  for (std::size_t k = 0; !fixed && k < rows.size(); ++k) {
-    divisor = divisor * counts(rows[k], named(call, stack, "count_include_pad").toBool(), sums.dim());
-  }
-  return at::div(sums, divisor.to(sums.options()), mode);
+  if (fixed) return at::div(sums, *fixed, mode);
+  const bool with_padding = named(call, stack, "count_include_pad").toBool();
+  at::Tensor divisor = counts(rows.front(), with_padding, sums);
+  for (std::size_t k = 1; k < rows.size(); ++k) divisor = divisor * counts(rows[k], with_padding, sums);
+  return at::div(sums, divisor.to(sums.scalar_type()), mode);
 }
 
 // The arguments are (self, ...).

@@ -25,9 +25,31 @@ Results like(const OpCall& call) {
 // The result has input 0's dtype and input 1's sizes.
 Results picked(const OpCall& call) { return {{.sizes = call.inputs.at(1).sizes, .dtype = call.inputs[0].dtype}}; }
 
+// Says whether the sizes before the last `a_rest` of one tensor are those before the last `b_rest` of the other.
+bool leads_alike(const Sizes& a, std::ptrdiff_t a_rest, const Sizes& b, std::ptrdiff_t b_rest) {
+  return std::ssize(a) >= a_rest && std::ssize(b) >= b_rest &&
+         std::equal(a.begin(), a.end() - a_rest, b.begin(), b.end() - b_rest);
+}
+
+// The result is a matrix by reflections, which LibTorch does not broadcast.
+template <std::size_t result>
+Results reflected(const OpCall& call) {
+  const Sizes& matrix = call.inputs.at(0).sizes;
+  if (!leads_alike(matrix, 2, call.inputs.at(1).sizes, 1) || !leads_alike(matrix, 2, call.inputs.at(result).sizes, 2)) {
+    return {};
+  }
+  return {call.inputs[result]};
+}
+
 // The result has positions in a sorted sequence.
 template <std::size_t input>
 Results places(const OpCall& call) {
+  // LibTorch broadcasts a single sequence alone.
+  const Sizes& sequences = call.inputs.at(0).sizes;
+  if (input == 1 && sequences.size() > 1 && !leads_alike(sequences, 1, call.inputs.at(1).sizes, 1)) return {};
+  if (call.has_arg("side") && call.arg("right").toBool() && !call.arg("side").isNone()) {
+    if (call.arg("side").toStringRef() == "left") return {};  // LibTorch refuses both
+  }
   return {{.sizes = call.inputs.at(input).sizes, .dtype = call.arg("out_int32").toBool() ? at::kInt : at::kLong}};
 }
 
@@ -179,8 +201,8 @@ constexpr SignatureEntry kAlgebra[] = {
     {"_linalg_eigvals", "*-- -> *-", kNone, "", eigen},
     {"linalg_qr", "*-- -> *--, *-- | *-- -> -, *--"},
     {"geqrf", "*-- -> *--, *-"},
-    {"linalg_householder_product", "*--, *- -> *--", kNone, "", like<0>},
-    {"ormqr", "*--, *-, *-- -> *--", kNone, "", like<2>},
+    {"linalg_householder_product", "*--, *- -> *--", kNone, "", reflected<0>},
+    {"ormqr", "*--, *-, *-- -> *--", kNone, "", reflected<2>},
     {"linalg_lu_factor_ex", "*-- -> *--, *-, *"},
     {"linalg_lu", "*-- -> *--, *--, *--"},
     {"linalg_lu_solve", "*--, *-, *-- -> *--"},

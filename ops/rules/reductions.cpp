@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "tessera/ops/rules/labels.h"
@@ -115,13 +116,20 @@ OpRule with_results(OpRule rule, std::vector<int64_t> sizes, const std::vector<a
 }
 
 OpRule whole_with_indices(const OpCall& call) {
-  if (num_outputs(call) == 1) return whole(call);  // median(x)
+  if (num_outputs(call) == 1) return whole(call);    // median(x)
+  if (call.has_arg("k") && call.arg("k").isInt()) {  // kthvalue
+    const Sizes& sizes = call.inputs.at(0).sizes;
+    const int64_t k = call.arg("k").toInt();
+    const int64_t most = sizes.empty() ? 1 : sizes[static_cast<std::size_t>(call.dim("dim", std::ssize(sizes)))];
+    if (k < 1 || k > most) return no_rule();
+  }
   return with_results(whole(call), reduced_sizes(call), {call.inputs.at(0).dtype, at::kLong});
 }
 
 // Handles deviations, and pairs of a deviation and a mean. The mean of a complex tensor is complex.
 OpRule deviation(const OpCall& call) {
   const at::ScalarType type = call.inputs.at(0).dtype;
+  if (!c10::isFloatingType(type) && !c10::isComplexType(type)) return no_rule();  // LibTorch refuses it
   std::vector<at::ScalarType> types = {c10::toRealValueType(type), type};
   types.resize(num_outputs(call));
   return with_results(whole(call), reduced_sizes(call), types);
@@ -193,7 +201,17 @@ OpRule power_sum(const OpCall& call) { return by_terms(call, ReduceOp::kSum, c10
 // Counts elements between given numbers. If these are not given, the least and the greatest element decide, so nothing
 // is cut.
 OpRule histogram(const OpCall& call) {
-  const bool given = call.arg("min").toScalar().toDouble() != call.arg("max").toScalar().toDouble();
+  if (call.arg("bins").toInt() < 1) return no_rule();  // LibTorch refuses it
+  // On a GPU LibTorch compares the bounds in the tensor's dtype, and finds 0.2 and 0.8 equal among integers. It then
+  // takes those of the tensor that it is given.
+  const at::ScalarType type = call.inputs.at(0).dtype;
+  const at::Scalar min = call.arg("min").toScalar(), max = call.arg("max").toScalar();
+  bool given = min.toDouble() != max.toDouble();
+  if (at::isIntegralType(type, /*includeBool=*/true)) {
+    given = std::trunc(min.toDouble()) != std::trunc(max.toDouble());
+  } else if (type != at::kDouble) {
+    given = static_cast<float>(min.toDouble()) != static_cast<float>(max.toDouble());
+  }
   OpRule rule;
   if (given) rule.strategies = shard_factors({letters(call.inputs.at(0).sizes.size())}, {"-"});
   rule.outputs = {{.sizes = {call.arg("bins").toInt()}, .dtype = call.inputs[0].dtype}};

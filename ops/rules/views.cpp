@@ -204,7 +204,9 @@ OpRule flip(const OpCall& call) { return rearranged(call, call.dims("dims", ndim
 
 OpRule roll(const OpCall& call) {
   Sizes dims = call.dims("dims", ndim(call));
-  if (dims.empty()) {  // it rolls the flattened tensor
+  const std::size_t shifts = call.arg("shifts").toIntVector().size();
+  if (shifts != std::max<std::size_t>(dims.size(), 1)) return no_rule();  // LibTorch refuses it
+  if (dims.empty()) {                                                     // it rolls the flattened tensor
     dims.resize(static_cast<std::size_t>(ndim(call)));
     std::iota(dims.begin(), dims.end(), 0);
   }

@@ -346,6 +346,49 @@ const std::vector<Misfit> kMisfits = {
      [](const Make& m) {
        at::searchsorted(reals(m, {6, 3}, S0), reals(m, {2, 3}, R));
      }},
+    {"searchsorted in one row of sequences",
+     [](const Make& m) {
+       at::searchsorted(reals(m, {3, 5}, S0), reals(m, {1, 3}, R));
+     }},
+    {"searchsorted to both sides",
+     [](const Make& m) { at::searchsorted(reals(m, {5}, R), reals(m, {6}, S0), false, /*right=*/true, "left"); }},
+    {"linalg_householder_product",
+     [](const Make& m) {
+       at::linalg_householder_product(reals(m, {1, 3, 2}, R), reals(m, {3, 2}, S0));
+     }},
+    {"ormqr",
+     [](const Make& m) {
+       at::ormqr(reals(m, {3, 4, 2}, S0), reals(m, {3, 2}, S0), reals(m, {1, 4, 2}, R));
+     }},
+    {"var of whole numbers",
+     [](const Make& m) {
+       whole_numbers(m, {6, 2}, Shard(1)).var(0);
+     }},
+    {"std of a dimension that is not there",
+     [](const Make& m) {
+       reals(m, {6, 2}, Shard(1)).std(7);
+     }},
+    {"flip",
+     [](const Make& m) {
+       reals(m, {6, 2}, Shard(1)).flip({5});
+     }},
+    {"roll",
+     [](const Make& m) {
+       reals(m, {6, 2}, Shard(1)).roll({1, 2}, {0});
+     }},
+    {"nansum",
+     [](const Make& m) {
+       reals(m, {6, 2}, Shard(1)).nansum(5);
+     }},
+    {"median",
+     [](const Make& m) {
+       reals(m, {6, 2}, Shard(1)).median(5);
+     }},
+    {"kthvalue",
+     [](const Make& m) {
+       reals(m, {6, 2}, Shard(1)).kthvalue(100, 0);
+     }},
+    {"histc", [](const Make& m) { reals(m, {6}, S0).histc(0, 0, 1); }},
     {"index_put_",
      [](const Make& m) {
        reals(m, {4, 6}, Shard(1)).index_put_({whole_numbers(m, {1}, R)}, reals(m, {1, 2}, R));
