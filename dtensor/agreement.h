@@ -22,10 +22,10 @@ class Agreement {
   const std::vector<DeviceMesh>& meshes() const { return meshes_; }
 
   // Runs `part` here, and learns how it ended on the other ranks. `part` must not communicate, and Checked compares
-  // nothing in it. If it failed on some, every rank of the meshes throws
-  // what the lowest failed rank threw: std::invalid_argument for that and for any std::logic_error, else
-  // std::runtime_error. The text names the rank, unless all failed. `fingerprint` is called after `part`; where ranks
-  // return different ones, every rank throws std::invalid_argument that starts with op and says `differ`.
+  // nothing in it. If it failed on some, every rank of the meshes throws what the lowest failed rank threw:
+  // std::invalid_argument for that and for any std::logic_error, else std::runtime_error. The text names the rank,
+  // unless all failed. `fingerprint` is called after `part`; where ranks return different ones, every rank throws
+  // std::invalid_argument that starts with op and says `differ`.
   //
   // Communication: one all-reduce of 40 bytes per mesh dimension (of several meshes: see max_over_meshes), and after a
   // failure one more of the text. A rank outside the meshes takes no part.

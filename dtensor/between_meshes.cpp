@@ -1,5 +1,7 @@
 // Implements redistribute_to, which redistributes from one mesh to another.
 #include <algorithm>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -7,11 +9,13 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/hash.h>
 #include <fmt/format.h>
 
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/redistribute/recent_cache.h"
 #include "tessera/dtensor/redistribute/region.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
@@ -73,21 +77,77 @@ at::Tensor exchanged_scalar(const at::Tensor& piece, const Spec& from, const Spe
   return to.mesh.is_member() ? out.view(at::IntArrayRef()) : out;
 }
 
+// Holds what this rank sends and receives where a tensor goes from one mesh to another.
+struct Crossing {
+  bool in_place = false;             // every rank has its new elements, so nothing is sent
+  std::optional<Region> kept;        // the part of its old piece that is its new one, where that has elements
+  std::optional<Transfer> transfer;  // where something is sent, on a rank of either mesh
+};
+
+// Is what a Crossing is found by. It does not keep the meshes alive.
+struct CrossingKey {
+  CrossingKey(const Spec& from, const Spec& to)
+      : from_mesh(from.mesh.id()),
+        to_mesh(to.mesh.id()),
+        sizes(from.sizes),
+        before(from.placements),
+        after(to.placements) {}
+
+  friend bool operator==(const CrossingKey&, const CrossingKey&) = default;
+  std::size_t hash() const {
+    std::size_t seed = c10::hash_combine(from_mesh, to_mesh);
+    for (const int64_t size : sizes) seed = c10::hash_combine(seed, static_cast<std::size_t>(size));
+    for (const Placement& each : before) seed = c10::hash_combine(seed, each.hash());
+    for (const Placement& each : after) seed = c10::hash_combine(seed, each.hash());
+    return seed;
+  }
+
+  uint64_t from_mesh, to_mesh;
+  std::vector<int64_t> sizes;
+  Placements before, after;
+};
+
+Crossing make_crossing(const Spec& from, const Spec& to) {
+  Crossing out;
+  const Mesh& before = from.mesh.mesh();
+  const Mesh& after = to.mesh.mesh();
+  out.in_place = is_in_place(from.sizes, before, from.placements, after, to.placements);
+  if (out.in_place) {
+    if (to.local_numel() > 0) out.kept = Region::within(from.tile, to.tile);
+    return out;
+  }
+  const DeviceMesh both = joined(from.mesh, to.mesh);
+  if (both.is_member()) {
+    out.transfer.emplace(exchange_between(from.sizes, before, from.placements, after, to.placements,
+                                          both.mesh().ranks(), both.world().rank()),
+                         static_cast<std::size_t>(both.local_rank(0)));
+  }
+  return out;
+}
+
+// Returns the crossing, from a cache or newly made: with hundreds of ranks it takes milliseconds to make.
+std::shared_ptr<const Crossing> crossing_between(const Spec& from, const Spec& to) {
+  static auto* const cache = new RecentCache<CrossingKey, Crossing>(256);  // tensors may outlive static destruction
+  CrossingKey key(from, to);
+  const std::size_t hash = key.hash();
+  if (auto found = cache->find(hash, [&](const CrossingKey& kept, const Crossing&) { return kept == key; }))
+    return found;
+  auto made = std::make_shared<const Crossing>(make_crossing(from, to));
+  cache->insert(hash, std::move(key), made);
+  return made;
+}
+
 // Moves a piece from a layout on one mesh to a layout on another; neither has a pending reduction.
 at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) {
   if (from.sizes.empty()) return exchanged_scalar(piece, from, to);
-  const Mesh& before = from.mesh.mesh();
-  const Mesh& after = to.mesh.mesh();
-  if (is_in_place(from.sizes, before, from.placements, after, to.placements)) {
-    if (to.local_numel() == 0) return at::empty(to.local_sizes, piece.options());
-    const Region kept = Region::within(from.tile, to.tile);
-    return kept.read(kept.is_box() ? piece : row_major(piece));  // of a box it is a view
+  const std::shared_ptr<const Crossing> crossing = crossing_between(from, to);
+  if (crossing->in_place) {
+    if (!crossing->kept) return at::empty(to.local_sizes, piece.options());
+    return crossing->kept->read(crossing->kept->is_box() ? piece : row_major(piece));  // of a box it is a view
   }
+  if (!crossing->transfer) return piece;
+  const Transfer& transfer = *crossing->transfer;
   const DeviceMesh both = joined(from.mesh, to.mesh);
-  if (!both.is_member()) return piece;
-  const Transfer transfer(exchange_between(from.sizes, before, from.placements, after, to.placements,
-                                           both.mesh().ranks(), both.world().rank()),
-                          static_cast<std::size_t>(both.local_rank(0)));
   const auto input = [&] { return transfer.input_of(piece); };
   return TransferBatch(
              both, {{.transfer = &transfer, .tensor = failing(both.world(), "redistribute_to", input), .owned = false}},

@@ -94,7 +94,7 @@ struct RedistributeOptions {
   // the results of several calls in the same order. The input must not be written until then, else the read throws
   // std::runtime_error on each rank that has written it: write on every rank or on none. The gradient is asynchronous
   // too, unless backward_dtype differs from the input's. On a GPU the result may be read on another stream than that of
-  // the start.
+  // the start; a tensor that has the layout already is returned itself, and is as ready as it was.
   bool async = false;
   // Sets the cost model that plans are compared by, the same on every rank. Without links it is default_cost_model
   // (dtensor/redistribute/route.h).

@@ -24,10 +24,19 @@ using detail::LocalLayouts;
 
 std::vector<int64_t> inferred_shape(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
   std::vector<int64_t> shape = local.sizes().vec();
-  for (std::size_t i = 0; i < placements.size(); ++i) {
-    if (placements[i].is_shard()) {
-      int64_t& size = shape[static_cast<std::size_t>(placements[i].tensor_dim())];
-      size = placements[i].partition().size().value_or(size * mesh.size(static_cast<int64_t>(i)));
+  const auto has_size = [](const Placement& p) { return p.is_shard() && !p.is_chunks() && p.partition().size(); };
+  if (std::ranges::none_of(placements, has_size)) {
+    for (std::size_t i = 0; i < placements.size(); ++i) {
+      if (!placements[i].is_shard()) continue;
+      shape[static_cast<std::size_t>(placements[i].tensor_dim())] *= mesh.size(static_cast<int64_t>(i));
+    }
+    return shape;
+  }
+  // A cut of a fixed size says what the cuts before it leave.
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    const std::vector<Cut> cuts = cuts_of(static_cast<int64_t>(d), placements, mesh.mesh().shape());
+    for (auto cut = cuts.rbegin(); cut != cuts.rend(); ++cut) {
+      shape[d] = cut->partition->size().value_or(shape[d] * cut->parts);
     }
   }
   return shape;

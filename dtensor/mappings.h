@@ -14,7 +14,7 @@
 //
 //   function                          forward                            gradient of the result   backward
 //   copy_to_region                    R -> R         nothing             P(op)                    all_reduce
-//   reduce_from_region                P(op) -> R     all_reduce          R                        nothing
+//   reduce_from_region                P(op) -> R     all_reduce          R                        nothing; see below
 //   scatter_to_region                 R -> S(d)      own part            S(d)                     all_gather
 //   gather_from_region                S(d) -> R      all_gather          R                        own part
 //   gather_from_region with
@@ -40,7 +40,7 @@ namespace tessera {
 at::Tensor copy_to_region(const at::Tensor& x, const DeviceMesh& mesh, ReduceOp op = ReduceOp::kSum);
 
 // The gradient of each rank's `x` is the derivative of the result with respect to it, for every `op`: see
-// FromLocalOptions::grad_placements.
+// FromLocalOptions::grad_placements. For max, min and product backward runs two all_reduces of the bytes of `x`.
 at::Tensor reduce_from_region(const at::Tensor& x, const DeviceMesh& mesh, ReduceOp op = ReduceOp::kSum);
 
 // With allow_uneven the last ranks get less, or nothing, where the size is not a multiple of the number of ranks.

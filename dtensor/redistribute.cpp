@@ -72,12 +72,20 @@ at::Tensor run_one(const at::Tensor& dtensor, const Redistribution& redistributi
   const bool takes = memory == Memory::kTake;
   const at::Tensor sent = redistribution.as_sent(local);
   const bool owned = takes || !sent.is_same(local);
-  const at::Tensor moved = run_route(*redistribution.route(model), mesh, sent, owned);
-  // A view of a part would keep the whole in memory.
-  const bool is_whole = moved.is_alias_of(local) && moved.numel() == local.numel() && moved.is_contiguous();
-  if (memory == Memory::kShare && is_whole) return detail::wrap_view(moved, redistribution.to, dtensor, 0);
+  const RoutePtr route = redistribution.route(model);
+  const at::Tensor moved = run_route(*route, mesh, sent, owned);
+  // By the plan and the strides, which are the same on every rank: by its piece one would have a view and another a
+  // copy. A piece that is not dense is copied nevertheless.
+  const bool stays = route->plan().steps().empty() && redistribution.from->strides == redistribution.to->strides;
+  if (memory == Memory::kShare && stays && moved.is_alias_of(local) && moved.is_contiguous())
+    return detail::wrap_view(moved, redistribution.to, dtensor, 0);
   at::Tensor piece = failing(mesh.world(), "redistribute", [&] { return unaliased(moved, sent, owned); });
   return detail::wrap(std::move(piece), redistribution.to);
+}
+
+// Says whether a stream that reads a piece may have to wait for the stream that computes it.
+bool may_be_read_on_another_stream(const DeviceMesh& mesh) {
+  return !mesh.device().is_cpu() && !mesh.world().is_fake();
 }
 
 tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
@@ -100,12 +108,11 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
   const auto running = std::make_shared<AsyncRedistributions>(call.mesh(), std::move(items), wait_time);
   tensor_list out;
   for (std::size_t i = 0; i < dtensors.size(); ++i) out.push_back(detail::wrap(running, i, call.redistributions[i].to));
-  if (call.options.async && communicates) {
-    for (std::size_t i = 0; i < dtensors.size() && !call.takes(); ++i) {
-      running->forbid_writes(dtensors[i]);
-    }
-  } else {
+  const bool pends = call.options.async && (communicates || may_be_read_on_another_stream(call.mesh()));
+  if (!pends) {
     for (const at::Tensor& each : out) detail::meta(each).local();
+  } else if (!call.takes()) {
+    for (const at::Tensor& each : dtensors) running->forbid_writes(each);
   }
   return out;
 }
@@ -129,9 +136,10 @@ tensor_list run_all(at::TensorList dtensors, const RedistributeCall& call) {
   const RedistributeScope scope(dtensors[0]);
   const Redistribution& first = call.redistributions[0];
   const CostModel& model = call.options.cost_model;
-  if (dtensors.size() == 1 && (!call.options.async || !first.route(model)->communicates())) {
-    return {run_one(dtensors[0], first, model, call.memory)};
-  }
+  const auto pends = [&] {
+    return call.options.async && (first.route(model)->communicates() || may_be_read_on_another_stream(call.mesh()));
+  };
+  if (dtensors.size() == 1 && !pends()) return {run_one(dtensors[0], first, model, call.memory)};
   return run_batch(dtensors, call);
 }
 
@@ -151,6 +159,7 @@ bool is_recorded(at::TensorList dtensors) {
 // the gradient's own (Replicate for a Partial one). If that is no valid layout, every Partial of the input becomes
 // Replicate.
 Placements default_gradient(const Spec& input, const Placements& gradient) {
+  if (!input.partial) return input.placements;
   Placements out = input.placements;
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (out[i].is_partial()) out[i] = gradient[i].is_partial() ? Replicate() : gradient[i];

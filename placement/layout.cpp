@@ -34,7 +34,9 @@ void check_lone(const Placements& placements, const Mesh& mesh, std::span<const 
     const auto cuts = cuts_of(lone.tensor_dim(), placements, mesh.shape());
     const auto has_peer = [&](const Cut& cut) { return *cut.partition == lone.partition(); };
     if (std::any_of(cuts.begin(), cuts.end(), has_peer)) continue;
-    check_partition(lone.partition(), shape[static_cast<std::size_t>(lone.tensor_dim())], 1, who);
+    // Its size is what the other cuts leave, which differs from rank to rank.
+    const int64_t size = lone.partition().size().value_or(shape[static_cast<std::size_t>(lone.tensor_dim())]);
+    check_partition(lone.partition(), cuts.empty() ? shape[static_cast<std::size_t>(lone.tensor_dim())] : size, 1, who);
   }
 }
 

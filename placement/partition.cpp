@@ -172,7 +172,11 @@ void check_partition(const Partition& partition, int64_t size, int64_t parts, co
         "that",
         who, partition.text(), *partition.size(), size));
   }
-  if (!partition.exact()) check_cover(partition, size, parts, who);
+  if (partition.exact()) {
+    (void)partition.part(size, parts, 0);  // throws where a user's partition breaks its promise
+  } else {
+    check_cover(partition, size, parts, who);
+  }
 }
 
 }  // namespace tessera

@@ -46,7 +46,8 @@ class Partition : public Described {
   virtual std::optional<int64_t> parts() const { return std::nullopt; }
   // Returns the size of the dimension if it is fixed.
   virtual std::optional<int64_t> size() const { return std::nullopt; }
-  // Returns whether the parts are known to hold every element exactly once, so that the check is skipped.
+  // Returns whether the parts are known to hold every element exactly once, so that the check is skipped. part() must
+  // then throw for no size that size() allows.
   virtual bool exact() const { return false; }
 
  private:

@@ -59,6 +59,12 @@ bool holds_all(at::ScalarType a, at::ScalarType b) {
   return c10::isSignedType(a) && c10::elementSize(a) > c10::elementSize(b);
 }
 
+// Says whether it is LibTorch's own reduction of its op, perhaps masked.
+bool is_plain(const Reduction& reduction) {
+  const ReductionPtr inner = reduction.unmasked();
+  return (inner ? inner.get() : &reduction) == plain_reduction(reduction.op()).get();
+}
+
 // Says whether a sum of a few numbers of this dtype may overflow although their mean does not.
 bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || c10::isFloat8Type(dtype); }
 
@@ -327,6 +333,8 @@ bool commutes_with_conversion(const Reduction& reduction, at::ScalarType from, a
   const bool to_integer = c10::isIntegralType(to, /*includeBool=*/false);
   if (to == at::kBool || (to_integer && !c10::isIntegralType(from, /*includeBool=*/false))) return false;
   if (c10::isComplexType(from) && !c10::isComplexType(to)) return reduction.slope(1).has_value();
+  // A sum or product wraps around in any integer dtype alike; what a user's reduction makes of a piece does not.
+  if (to_integer && !is_plain(reduction)) return holds_all(to, from);
   if (reduction.op() != ReduceOp::kMax && reduction.op() != ReduceOp::kMin) return true;
   // The neutral pieces are the extremes of their dtype.
   return to_integer ? holds_all(to, from) : std::isinf(largest(to));

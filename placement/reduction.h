@@ -89,8 +89,8 @@ at::Tensor term_of(const Reduction& reduction, const at::Tensor& piece);
 at::Tensor value_of_terms(const Reduction& reduction, const at::Tensor& terms, int64_t ranks);
 
 // Says whether pieces of dtype `from` may be converted to `to` before they are reduced: whether the value is then the
-// converted one, but for rounding and for an overflow of `from`. A sum of truncated numbers is no truncated sum, and
-// the smallest long, which is a neutral piece of max, becomes 0 as an int.
+// converted one, but for rounding and for an overflow of `from`, or of `to` by a piece. A sum of truncated numbers is
+// no truncated sum, and the smallest long, which is a neutral piece of max, becomes 0 as an int.
 bool commutes_with_conversion(const Reduction& reduction, at::ScalarType from, at::ScalarType to);
 
 // Throws std::invalid_argument, prefixed with `who`, when `op` has no meaning for `dtype`: avg of integers, sum,

@@ -1,5 +1,6 @@
 #include "tessera/dtensor/redistribute/async_redistributions.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -75,7 +76,8 @@ void AsyncRedistributions::deliver(std::size_t i, at::Tensor& piece, std::atomic
   if (!undelivered) return;
   if (error_) std::rethrow_exception(error_);
   std::optional<World::Exclusive> exclusive;
-  if (!finished_)
+  const bool sends = std::ranges::any_of(routes_, [](const RoutePtr& route) { return route->communicates(); });
+  if (!finished_ && sends)
     exclusive.emplace(mesh_.world());  // throws before anything has happened, if another thread communicates
   const detail::NotDeferred own_tensors;
   try {

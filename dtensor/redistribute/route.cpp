@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <mutex>
-#include <unordered_map>
 #include <utility>
 
 #include <ATen/ops/empty.h>
 #include <c10/util/hash.h>
 
+#include "tessera/dtensor/redistribute/recent_cache.h"
 #include "tessera/mesh/failing.h"
 #include "tessera/placement/planner/plan_redistribute.h"
 
@@ -46,67 +45,23 @@ struct RouteKey {
   const CostModel& model;
 };
 
-// Caches routes in two halves. A route found in the older half moves to the newer one; when the newer half is full, it
-// becomes the older one, and the previous older half is dropped.
-//
-// Invariants:
-//   - At most kMost routes are kept, and a route that is used stays while fewer than kMost / 2 others are used in
-//     between.
-//   - mutex_ guards both halves.
-class RouteCache {
- public:
-  static constexpr std::size_t kMost = 1024;
+// Is what a cached route is found by; its plan holds the dtype and the sizes.
+struct KeptKey {
+  explicit KeptKey(const RouteKey& key) : mesh(key.mesh), from(key.from), to(key.to), model(key.model) {}
 
-  RoutePtr find(const RouteKey& key) {
-    const std::size_t hash = key.hash();
-    const std::lock_guard lock(mutex_);
-    if (const auto found = find_in(newer_, key, hash); found != newer_.end()) return found->second.route;
-    const auto found = find_in(older_, key, hash);
-    if (found == older_.end()) return nullptr;
-    RoutePtr route = found->second.route;
-    auto node = older_.extract(found);
-    make_room();
-    newer_.insert(std::move(node));
-    return route;
-  }
-  void insert(const RouteKey& key, RoutePtr route) {
-    const std::lock_guard lock(mutex_);
-    make_room();
-    newer_.emplace(key.hash(), Entry{key.mesh, key.from, key.to, key.model, std::move(route)});
+  bool is(const RouteKey& key, const Route& route) const {
+    return mesh == key.mesh && route.plan().dtype() == key.dtype && route.plan().shape() == key.sizes &&
+           from == key.from && to == key.to && model == key.model;
   }
 
- private:
-  struct Entry {
-    uint64_t mesh;
-    Placements from;
-    Placements to;
-    CostModel model;
-    RoutePtr route;  // its plan holds the dtype and the sizes
-
-    bool is(const RouteKey& key) const {
-      return mesh == key.mesh && route->plan().dtype() == key.dtype && route->plan().shape() == key.sizes &&
-             from == key.from && to == key.to && model == key.model;
-    }
-  };
-  using Half = std::unordered_multimap<std::size_t, Entry>;
-
-  static Half::iterator find_in(Half& half, const RouteKey& key, std::size_t hash) {
-    for (auto [it, end] = half.equal_range(hash); it != end; ++it) {
-      if (it->second.is(key)) return it;
-    }
-    return half.end();
-  }
-  void make_room() {
-    if (newer_.size() < kMost / 2) return;
-    older_ = std::exchange(newer_, {});
-  }
-
-  std::mutex mutex_;
-  Half newer_, older_;
+  uint64_t mesh;
+  Placements from;
+  Placements to;
+  CostModel model;
 };
 
-RouteCache& cache() {
-  static auto* const instance = new RouteCache();  // tensors may outlive static destruction
+RecentCache<KeptKey, Route>& cache() {
+  static auto* const instance = new RecentCache<KeptKey, Route>(1024);  // tensors may outlive static destruction
   return *instance;
 }
 
@@ -163,9 +118,11 @@ CostModel default_cost_model(const DeviceMesh& mesh) {
 
 RoutePtr route_between(const Spec& from, const Placements& to, const CostModel& model) {
   const RouteKey key(from, to, model);
-  if (RoutePtr found = cache().find(key)) return found;
+  const std::size_t hash = key.hash();
+  const auto is_it = [&](const KeptKey& kept, const Route& route) { return kept.is(key, route); };
+  if (RoutePtr found = cache().find(hash, is_it)) return found;
   RoutePtr made = make_route(from, to, model.links.empty() ? default_cost_model(from.mesh) : model);
-  cache().insert(key, made);
+  cache().insert(hash, KeptKey(key), made);
   return made;
 }
 

@@ -80,7 +80,8 @@ using MakeGroup = std::function<BackendGroup(const GroupRequest&)>;
 // and does not kill the process.
 BackendGroup make_gloo_group(const GroupRequest& request);
 // Wraps a backend that the caller has made. close() closes the connections of a Gloo group, and calls abort() of any
-// other. For NCCL's there is wrap_nccl_group() in nccl_group.h.
+// other. For NCCL's there is wrap_nccl_group() in nccl_group.h. A backend whose getBackendName() is "gloo" is used as
+// Gloo's: some collectives are then made of its send and recv.
 BackendGroup wrap_group(c10::intrusive_ptr<c10d::Backend> backend);
 // Makes an MPI communicator of the members. start_mpi() must have been called.
 BackendGroup make_mpi_group(const GroupRequest& request);

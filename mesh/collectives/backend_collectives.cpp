@@ -282,7 +282,11 @@ BackendWork gather_rows(const CollectiveCall& call, const at::Tensor& input) {
 BackendWork reduce_all(const CollectiveCall& call, const at::Tensor& terms, ReduceOp op, bool owned) {
   if (!is_staged(call)) return reduce_terms(call, terms, op, owned);
   BackendWork out = reduce_terms(call, terms.cpu(), op, /*owned=*/true);
-  out.then([terms, owned](const at::Tensor& host) { return owned ? terms.copy_(host) : host.to(terms.device()); });
+  // The result may be the memory of `terms`, which is kept for the stream that waits; the host's input lives as long.
+  out.then([terms, owned, sent = out.input](const at::Tensor& host) {
+    return owned ? terms.copy_(host) : host.to(terms.device());
+  });
+  out.input = terms;
   return out;
 }
 

@@ -121,7 +121,8 @@ void check(const CollectiveCall& call, const Intent& intent, uint64_t record) {
 
 }  // namespace
 
-PendingCollective::PendingCollective(at::Tensor result) : result_(std::move(result)) {}
+PendingCollective::PendingCollective(at::Tensor result, StreamPoint queued)
+    : result_(std::move(result)), queued_(std::move(queued)) {}
 PendingCollective::PendingCollective(std::unique_ptr<Work> work) : work_(std::move(work)) {}
 PendingCollective::PendingCollective(PendingCollective&&) noexcept = default;
 
@@ -139,6 +140,8 @@ PendingCollective::~PendingCollective() {
 at::Tensor PendingCollective::wait() {
   if (!work_) {
     if (!result_.defined()) throw std::logic_error("PendingCollective::wait: it has been called before; call it once");
+    queued_.wait();
+    queued_.keep(result_);
     return std::exchange(result_, at::Tensor());
   }
   const World::Exclusive exclusive(work_->call.mesh.world());

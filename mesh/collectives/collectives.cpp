@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -10,6 +11,7 @@
 #include "tessera/mesh/collectives/backend_collectives.h"
 #include "tessera/mesh/collectives/collective_call.h"
 #include "tessera/mesh/collectives/collective_frame.h"
+#include "tessera/mesh/core/stream_point.h"
 #include "tessera/mesh/core/wire.h"
 
 namespace tessera {
@@ -28,6 +30,13 @@ bool same(const Counts& counts, int64_t count) {
 }
 
 // ---- helpers ------------------------------------------------------------------------------------------------------
+
+// Returns a collective that needs no other rank. Its result may still be computed on this stream of a GPU when another
+// stream asks for it.
+PendingCollective without_sending(const Call& call, at::Tensor result) {
+  const bool queues = call.wait_time == WaitTime::kLater && !call.mesh.world().is_fake();
+  return PendingCollective(std::move(result), queues ? StreamPoint::here(call.mesh.device()) : StreamPoint());
+}
 
 at::Tensor gather_now(const Call& call, const at::Tensor& input) {
   check_tensor(call, input);
@@ -69,7 +78,7 @@ PendingCollective start_exchange(const char* kind, const at::Tensor& input, cons
                           fmt::join(input.sizes(), ", "), fmt::join(send, ", "), fmt::join(receive, ", "), call.n(),
                           mesh.mesh_dim_name(call.mesh_dim)));
   }
-  if (call.n() == 1) return PendingCollective(row_major(input.detach()));
+  if (call.n() == 1) return without_sending(call, row_major(input.detach()));
   return start_call(call, bytes_of(input), {.tensor = &input, .send = &send, .receive = &receive},
                     [&] { return exchange(call, row_major(input), send, receive); });
 }
@@ -88,7 +97,7 @@ PendingCollective start_all_gather(const at::Tensor& input, const Counts& counts
     refuse_piece(call, fmt::format("input of shape ({}) where counts [{}] give this rank {}; pass it flat",
                                    fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), mine));
   }
-  if (call.n() == 1 || sum == 0) return PendingCollective(row_major(input.detach()));
+  if (call.n() == 1 || sum == 0) return without_sending(call, row_major(input.detach()));
   return start_call(call, bytes_of(input), {.tensor = &input, .counts = &counts},
                     [&] { return gather(call, row_major(input), counts); });
 }
@@ -99,8 +108,8 @@ PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& me
   check_tensor(call, input);
   const at::ScalarType dtype = input.scalar_type();
   reduced_as(dtype, op, call.kind);  // or throws, on every rank
-  if (call.n() == 1) return PendingCollective(row_major(input.detach()));
-  if (input.numel() == 0) return PendingCollective(input.new_empty(input.sizes()));
+  if (call.n() == 1) return without_sending(call, row_major(input.detach()));
+  if (input.numel() == 0) return without_sending(call, input.new_empty(input.sizes()));
   return start_call(call, bytes_of(input), {.tensor = &input, .op = op}, [&] {
     const at::Tensor terms = to_reducible(row_major(input), op, call.kind);
     BackendWork out = reduce_all(call, terms, op, /*owned=*/owned || !terms.is_alias_of(input));
@@ -120,7 +129,7 @@ PendingCollective start_reduce_scatter(const at::Tensor& input, const Counts& co
     refuse_piece(call, fmt::format("input of shape ({}) where counts [{}] add up to {}; pass it flat",
                                    fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), sum));
   }
-  if (call.n() == 1 || sum == 0) return PendingCollective(row_major(input.detach()));
+  if (call.n() == 1 || sum == 0) return without_sending(call, row_major(input.detach()));
   const Intent intent{.tensor = &input, .op = op, .counts = same(counts, counts[0]) ? nullptr : &counts};
   return start_reduce_parts(call, input, counts, intent, op);
 }

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/mesh/core/stream_point.h"
+
 namespace tessera {
 
 // Says when the caller waits for a collective that it starts: after other work, or at once, with the same current
@@ -21,8 +23,8 @@ class PendingCollective {
   // Holds the call and the backend's works; see mesh/collectives/collective_frame.cpp.
   struct Work;
 
-  // Makes one that is complete already.
-  explicit PendingCollective(at::Tensor result);
+  // Makes one that sends nothing: its result has been queued where `queued` says.
+  explicit PendingCollective(at::Tensor result, StreamPoint queued = {});
   explicit PendingCollective(std::unique_ptr<Work> work);
   PendingCollective(PendingCollective&&) noexcept;
   PendingCollective& operator=(PendingCollective&&) = delete;
@@ -34,6 +36,7 @@ class PendingCollective {
 
  private:
   at::Tensor result_;
+  StreamPoint queued_;
   std::unique_ptr<Work> work_;
 };
 

@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <stdexcept>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "tessera/placement/reduction.h"
 
@@ -45,8 +49,13 @@ LayoutSpace::LayoutSpace(std::span<const int64_t> shape, std::span<const int64_t
       choices_(choices(shape, mesh_shape, from, to)),
       counts_(shape, mesh_shape, choices_, sample) {
   make_kinds();
-  put(candidate_of(from));
-  put(candidate_of(to));
+  for (const Placements* end : {&from, &to}) {
+    if (put(candidate_of(*end))) continue;
+    throw std::invalid_argument(fmt::format(
+        "no plan from {} to {} of shape [{}]: a partition of {} says that it is exact() and cannot cut this "
+        "size; let exact() return false, or cut every size",
+        to_string(from), to_string(to), fmt::join(shape, ", "), to_string(*end)));
+  }
 }
 
 std::vector<Placements> LayoutSpace::choices(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape,

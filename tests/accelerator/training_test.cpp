@@ -186,16 +186,25 @@ TESSERA_RANKS_TEST_CASE("asynchronous results may be read on other streams than 
 }
 
 TESSERA_RANKS_TEST_CASE("an asynchronous redistribution that keeps a part of its input may end on another stream",
-                        {2, 3}) {
+                        {1, 2, 3}) {
   const DeviceMesh mesh = tp_line();
   const OwnStream stream;
   for (int round = 0; round < kRounds; ++round) {
-    for (const Placement& target : {Shard(1), BlockCyclic(0, 2), Replicate()}) {
-      // The input is dropped at once, and what is left of it when the redistribution ends.
-      const std::vector<at::Tensor> results =
-          redistribute_many({late_spread(round, 12, 6, mesh, Shard(0))}, {{target}}, {.async = true});
-      const OwnStream other(1);
-      CHECK(worst(full_tensor(results[0]), numbers_at_once(round, 12, 6)) == 0);
+    // Nothing is sent from a tensor that every rank has, nor on one rank.
+    for (const Placement& source : {Shard(0), Replicate()}) {
+      for (const Placement& target : {Shard(1), BlockCyclic(0, 2), Replicate()}) {
+        if (source == target) continue;  // the tensor itself is returned
+        CAPTURE(to_string(source));
+        CAPTURE(to_string(target));
+        // The input is dropped at once, and what is left of it when the redistribution ends.
+        const std::vector<at::Tensor> results =
+            redistribute_many({late_spread(round, 12, 6, mesh, source)}, {{target}}, {.async = true});
+        const at::Tensor single =
+            redistribute(late_spread(round + 50, 12, 6, mesh, source), {Shard(1)}, {.async = true});
+        const OwnStream other(1);
+        CHECK(worst(full_tensor(results[0]), numbers_at_once(round, 12, 6)) == 0);
+        CHECK(worst(full_tensor(single), numbers_at_once(round + 50, 12, 6)) == 0);
+      }
     }
   }
 }

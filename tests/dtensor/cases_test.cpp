@@ -347,6 +347,19 @@ TESSERA_RANKS_TEST_CASE("21: from_local infers the global geometry of even piece
                            {.shape = std::vector<int64_t>{13, 3}, .check = true}));
 }
 
+TESSERA_RANKS_TEST_CASE("21b: from_local infers it where one of two cuts has a fixed size", {4}) {
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"a", "b"});
+  const at::Tensor piece = at::ones({2, 3}, on(at::kFloat));
+  const std::vector<Placements> cuts = {{RaggedShard(0, {4, 4}), Shard(0)},
+                                        {Shard(0), RaggedShard(0, {2, 2})},
+                                        {Shard(0).ordered(1), RaggedShard(0, {4, 4})},
+                                        {Shard(0), Shard(0)}};
+  for (const Placements& placements : cuts) {
+    CAPTURE(to_string(placements));
+    CHECK(from_local(piece, mesh, placements).sizes() == at::IntArrayRef({8, 3}));
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("the DTensor view says and does what the functions do", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = sample({5, 3});

@@ -56,6 +56,18 @@ class EvenOdd final : public Partition {
   const bool whole_;
 };
 
+// Stands for a user's partition that says it need not be checked, and cannot cut every size.
+class Pairs final : public Partition {
+ public:
+  Pairs() : Partition("Pairs", "") {}
+  Intervals part(int64_t size, int64_t parts, int64_t index) const override {
+    if (size % 2 != 0) throw std::invalid_argument("Pairs cannot cut " + std::to_string(size) + " elements");
+    const int64_t pairs = size / 2, begin = pairs * index / parts * 2, end = pairs * (index + 1) / parts * 2;
+    return begin == end ? Intervals{} : Intervals{{begin, end}};
+  }
+  bool exact() const override { return true; }
+};
+
 // Stands for a user's partition whose parts are no ascending lists of intervals.
 class Backwards final : public Partition {
  public:
@@ -247,6 +259,12 @@ TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
           "Touching gives part 0 of 2 as 0-1+1-2; part() must return ascending intervals of at least one element, and "
           "one interval where two touch");
   CHECK_FALSE(is_layout({Shard(0, std::make_shared<const Backwards>()), R}, mesh, Sizes{4}));
+  const auto promises = std::make_shared<const Pairs>();
+  check_layout({Shard(0, promises), R}, mesh, Sizes{4}, "test");
+  refused({Shard(0, promises), R}, 5, "Pairs cannot cut 5 elements");
+  CHECK_FALSE(is_layout({Shard(0, promises), R}, mesh, Sizes{5}));
+  // What the other cuts leave of 8 is 4.
+  check_layout({Shard(0), RaggedShard(0, {4})}, Mesh({2, 1}), Sizes{8}, "test");
   const Mesh lone({1}, {"tp"});
   CHECK_THROWS_WITH_AS(check_layout({RaggedShard(0, {2, 2})}, lone, Sizes{4}, "test"), doctest::Contains("has 2 parts"),
                        std::invalid_argument);

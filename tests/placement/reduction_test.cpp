@@ -254,4 +254,8 @@ TEST_CASE("pieces may be converted before they are reduced where the value is th
     CHECK(commutes_with_conversion(*plain_reduction(row.op), row.from, row.to) == row.want);
     CHECK(commutes_with_conversion(*masked_reduction(row.op), row.from, row.to) == row.want);
   }
+  // A user's reduction may take magnitudes, and that of -3 is not that of 253.
+  CHECK_FALSE(commutes_with_conversion(Mine(), at::kLong, at::kByte));
+  CHECK(commutes_with_conversion(Mine(), at::kInt, at::kLong));
+  CHECK(commutes_with_conversion(Mine(), at::kDouble, at::kFloat));
 }
