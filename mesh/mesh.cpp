@@ -170,6 +170,11 @@ int64_t Mesh::mesh_dim(std::string_view name) const {
   return found - names_.begin();
 }
 
+int64_t Mesh::index_of(const MeshDim& mesh_dim) const {
+  if (const auto* const name = std::get_if<std::string>(&mesh_dim.given)) return this->mesh_dim(*name);
+  return normalize(std::get<int64_t>(mesh_dim.given));
+}
+
 std::vector<int64_t> Mesh::normalize(const MeshDims& mesh_dims) const {
   std::vector<int64_t> dims;
   const auto add = [&](int64_t d, const auto& given) {
@@ -188,7 +193,7 @@ std::vector<int64_t> Mesh::normalize(const MeshDims& mesh_dims) const {
   return dims;
 }
 
-std::optional<int64_t> Mesh::index_of(int64_t rank) const {
+std::optional<int64_t> Mesh::position_of(int64_t rank) const {
   if (step_ == 0) {
     const auto found = std::find(ranks_.begin(), ranks_.end(), rank);
     return found == ranks_.end() ? std::nullopt : std::optional<int64_t>(found - ranks_.begin());
@@ -198,7 +203,7 @@ std::optional<int64_t> Mesh::index_of(int64_t rank) const {
 }
 
 std::optional<std::vector<int64_t>> Mesh::coordinate_of(int64_t rank) const {
-  const std::optional<int64_t> index = index_of(rank);
+  const std::optional<int64_t> index = position_of(rank);
   if (!index.has_value()) return std::nullopt;
   int64_t rest = *index;
   std::vector<int64_t> coordinate(shape_.size());

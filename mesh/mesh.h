@@ -13,6 +13,16 @@
 
 namespace tessera {
 
+// Holds a mesh dimension as a caller gives it, by index or by name: 1, -1 or "tp".
+struct MeshDim {
+  MeshDim(int64_t index) : given(index) {}
+  MeshDim(int index) : given(int64_t{index}) {}
+  MeshDim(std::string name) : given(std::move(name)) {}
+  MeshDim(const char* name) : given(std::string(name)) {}
+
+  std::variant<int64_t, std::string> given;
+};
+
 // Holds mesh dimensions as a caller gives them, by index or by name: {0, 1} or {"dp", "tp"}.
 struct MeshDims {
   MeshDims(std::initializer_list<int64_t> indexes) : given(std::vector<int64_t>(indexes)) {}
@@ -57,6 +67,9 @@ class Mesh {
   // Returns `mesh_dim` as an index in [0, ndim); negative counts from the end. Throws std::invalid_argument when out of
   // range.
   int64_t normalize(int64_t mesh_dim) const;
+
+  // Does the same for a mesh dimension that may be given by name, and throws like mesh_dim() then.
+  int64_t index_of(const MeshDim& mesh_dim) const;
 
   // Does the same for several mesh dimensions, in the order given. Throws std::invalid_argument on a mesh dimension
   // that does not exist or is given twice.
@@ -132,7 +145,7 @@ class Mesh {
 
  private:
   // Returns the index of a global rank in ranks().
-  std::optional<int64_t> index_of(int64_t rank) const;
+  std::optional<int64_t> position_of(int64_t rank) const;
 
   std::vector<int64_t> shape_;
   std::vector<std::string> names_;

@@ -173,7 +173,7 @@ Mesh Mesh::concatenate(const std::vector<Mesh>& parts) const {
   check_parts(*this, parts);
   const int64_t common = common_rank(parts);
   check_apart(*this, parts, coordinate_of(common).value());
-  const int64_t origin = index_of(common).value();
+  const int64_t origin = position_of(common).value();
   std::vector<int64_t> shape;
   std::vector<std::string> names;
   std::vector<int64_t> indexes = {origin};
@@ -182,7 +182,7 @@ Mesh Mesh::concatenate(const std::vector<Mesh>& parts) const {
     names.insert(names.end(), part.names_.begin(), part.names_.end());
     std::vector<int64_t> next;
     for (const int64_t index : indexes) {
-      for (const int64_t rank : part.ranks_) next.push_back(index + index_of(rank).value() - origin);
+      for (const int64_t rank : part.ranks_) next.push_back(index + position_of(rank).value() - origin);
     }
     indexes = std::move(next);
   }

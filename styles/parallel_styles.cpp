@@ -1,6 +1,7 @@
 #include "tessera/styles/parallel_styles.h"
 
 #include <array>
+#include <set>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -194,6 +195,27 @@ void SequenceParallel::apply(ApplyContext& context) const {
 std::string SequenceParallel::to_string() const {
   return fmt::format("SequenceParallel(sequence_dim {}{})", sequence_dim_,
                      options_.use_local_output ? ", local output" : "");
+}
+
+void PlaceParameters::apply(ApplyContext& context) const {
+  const auto refuse = [&](const std::string& what) {
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: {} ({}): {}", shown_path(context.path()), to_string(), what));
+  };
+  if (placements_.empty()) refuse("it names no parameter; give pairs of a name and a placement, or leave it out");
+  std::set<std::string> names;
+  for (const auto& [tensor, placement] : placements_) {
+    if (!names.insert(tensor).second) refuse(fmt::format("'{}' is named twice; give it one placement", tensor));
+    context.place(tensor, placement);
+  }
+}
+
+std::string PlaceParameters::to_string() const {
+  std::string text;
+  for (const auto& [tensor, placement] : placements_) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", tensor, tessera::to_string(placement));
+  }
+  return fmt::format("{}({})", name(), text);
 }
 
 }  // namespace tessera

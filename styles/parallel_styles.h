@@ -4,7 +4,9 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "tessera/placement/placement.h"
 #include "tessera/styles/style.h"
 
 namespace tessera {
@@ -103,6 +105,25 @@ class SequenceParallel : public ParallelStyle {
  private:
   int64_t sequence_dim_;
   SequenceOptions options_;
+};
+
+// Lays out a module's own parameters and buffers as it is told, and says nothing about activations: operators follow
+// their rules, and a plain tensor beside such a parameter counts as replicated. It is for modules that the other styles
+// do not know, such as Conv2d, Bilinear and modules with parameters of their own:
+//   {"experts", PlaceParameters({{"up", Shard(0)}, {"down", Shard(0)}})}
+// Parameters that are not named are replicated. Communication: what the operators' rules need.
+// Throws std::invalid_argument on a name that the module does not have or that is given twice, on none, and on a
+// placement that a parameter cannot have.
+class PlaceParameters : public ParallelStyle {
+ public:
+  using Named = std::vector<std::pair<std::string, Placement>>;
+  explicit PlaceParameters(Named placements) : placements_(std::move(placements)) {}
+  void apply(ApplyContext& context) const override;
+  std::string name() const override { return "PlaceParameters"; }
+  std::string to_string() const override;
+
+ private:
+  Named placements_;
 };
 
 }  // namespace tessera

@@ -29,11 +29,37 @@ bool has_part_on(const ModuleTree& tree, const DeviceMesh& mesh) {
   return std::ranges::any_of(tree, [&](const ModuleNode& node) { return std::ranges::any_of(node.tensors, is_part); });
 }
 
+// Returns what `find` returns, and names the option in what it throws.
+template <class Find>
+auto of_option(const char* option, const Find& find) {
+  try {
+    return find();
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(fmt::format("parallelize_module: options.{}: {}", option, error.what()));
+  }
+}
+
+// Returns an option's mesh dimensions as indexes.
+std::vector<int64_t> normalized(const DeviceMesh& mesh, const MeshDims& given, const char* option) {
+  return of_option(option, [&] { return mesh.mesh().normalize(given); });
+}
+
+// Prints mesh dimensions as users name them.
+std::string names_of(const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
+  std::vector<std::string> names;
+  for (const int64_t dim : dims) names.push_back(mesh.mesh().mesh_dim_name(dim));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
 // Returns the mesh dimension that styles cut over; nullopt where all mesh dimensions split the batch.
 std::optional<int64_t> tensor_dim_of(const DeviceMesh& mesh, const ModuleTree& tree, const ParallelPlan& plan,
                                      const ParallelizeOptions& options) {
-  if (options.tensor_dim) return mesh.mesh().normalize(*options.tensor_dim);
-  if (options.data_dims && static_cast<int64_t>(options.data_dims->size()) == mesh.ndim()) return std::nullopt;
+  if (options.tensor_dim) {
+    return of_option("tensor_dim", [&] { return mesh.mesh().index_of(*options.tensor_dim); });
+  }
+  if (options.data_dims && std::ssize(normalized(mesh, *options.data_dims, "data_dims")) == mesh.ndim()) {
+    return std::nullopt;
+  }
   const std::vector<std::string>& names = mesh.mesh().names();
   const auto tp = std::find(names.begin(), names.end(), "tp");
   if (tp != names.end()) return tp - names.begin();
@@ -51,36 +77,32 @@ std::optional<int64_t> tensor_dim_of(const DeviceMesh& mesh, const ModuleTree& t
 
 std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptions& options,
                                   std::optional<int64_t> tensor_dim) {
-  std::vector<int64_t> dims;
   if (!options.data_dims) {
+    std::vector<int64_t> dims;
     for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
       if (dim != tensor_dim) dims.push_back(dim);
     }
     return dims;
   }
-  for (const int64_t given : *options.data_dims) {
-    const int64_t dim = mesh.mesh().normalize(given);
-    if (dim == tensor_dim || std::find(dims.begin(), dims.end(), dim) != dims.end()) {
-      throw std::invalid_argument(
-          fmt::format("parallelize_module: data_dims [{}] name mesh dimension {} {}; name each dimension of {} once, "
-                      "for tensors or for data",
-                      fmt::join(*options.data_dims, ", "), given,
-                      dim == tensor_dim ? "which is the tensor dimension" : "twice", mesh.mesh().to_string()));
-    }
-    dims.push_back(dim);
+  std::vector<int64_t> dims = normalized(mesh, *options.data_dims, "data_dims");
+  if (tensor_dim && std::ranges::count(dims, *tensor_dim) > 0) {
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: data_dims [{}] name mesh dimension {}, which is the tensor dimension; name each dimension "
+        "of {} once, for tensors or for data",
+        names_of(mesh, dims), mesh.mesh().mesh_dim_name(*tensor_dim), mesh.mesh().to_string()));
   }
   return dims;
 }
 
 // Without data_placement parameters are whole on the data dimensions, and these two options would change nothing.
-void check_unsharded(const ParallelizeOptions& options) {
+void check_unsharded(const DeviceMesh& mesh, const ParallelizeOptions& options) {
   const bool staged = options.zero_stage != ParallelizeOptions().zero_stage;
   if (!staged && !options.shard_dims) return;
-  throw std::invalid_argument(
-      fmt::format("parallelize_module: {} without data_placement, which says that parameters are sharded over the data "
-                  "dimensions; give data_placement = Shard(0) too, or leave it out",
-                  staged ? fmt::format("zero_stage {}", options.zero_stage)
-                         : fmt::format("shard_dims [{}]", fmt::join(*options.shard_dims, ", "))));
+  throw std::invalid_argument(fmt::format(
+      "parallelize_module: {} without data_placement, which says that parameters are sharded over the data "
+      "dimensions; give data_placement = Shard(0) too, or leave it out",
+      staged ? fmt::format("zero_stage {}", options.zero_stage)
+             : fmt::format("shard_dims [{}]", names_of(mesh, normalized(mesh, *options.shard_dims, "shard_dims")))));
 }
 
 // Returns the mesh dimensions over which parameters are sharded to save memory: none without data_placement, else all
@@ -88,7 +110,7 @@ void check_unsharded(const ParallelizeOptions& options) {
 std::vector<int64_t> shard_dims_of(const DeviceMesh& mesh, const ParallelizeOptions& options,
                                    const std::vector<int64_t>& data_dims) {
   if (!options.data_placement || options.data_placement->is_replicate()) {
-    check_unsharded(options);
+    check_unsharded(mesh, options);
     return {};
   }
   if (*options.data_placement != Shard(0)) {
@@ -102,44 +124,34 @@ std::vector<int64_t> shard_dims_of(const DeviceMesh& mesh, const ParallelizeOpti
                     mesh.mesh().to_string()));
   }
   if (!options.shard_dims) return data_dims;
-  std::vector<int64_t> dims;
-  for (const int64_t given : *options.shard_dims) {
-    const int64_t dim = mesh.mesh().normalize(given);
-    if (std::ranges::count(data_dims, dim) == 0 || std::ranges::count(dims, dim) > 0) {
-      throw std::invalid_argument(
-          fmt::format("parallelize_module: shard_dims [{}] of {}; name each once, out of the data dimensions [{}]",
-                      fmt::join(*options.shard_dims, ", "), mesh.mesh().to_string(), fmt::join(data_dims, ", ")));
-    }
-    dims.push_back(dim);
+  std::vector<int64_t> dims = normalized(mesh, *options.shard_dims, "shard_dims");
+  if (!std::ranges::all_of(dims, [&](int64_t dim) { return std::ranges::count(data_dims, dim) > 0; })) {
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: shard_dims [{}] of {}; name each once, out of the data dimensions [{}]",
+                    names_of(mesh, dims), mesh.mesh().to_string(), names_of(mesh, data_dims)));
   }
   return dims;
 }
 
-void check_numbers(const ParallelizeOptions& options) {
+void check_numbers(const ParallelizeOptions& options, int64_t mesh_ndim) {
   if (options.compute_dtype && *options.compute_dtype != at::kBFloat16 && *options.compute_dtype != at::kHalf) {
     throw std::invalid_argument(
         fmt::format("parallelize_module: compute_dtype {}; give bfloat16 or float16, or convert "
                     "the module to another dtype before",
                     c10::toString(*options.compute_dtype)));
   }
-  const std::optional<at::ScalarType> sent = options.gradient_buckets.dtype;
-  if (sent && !c10::isFloatingType(*sent)) {
-    throw std::invalid_argument(fmt::format(
-        "parallelize_module: gradient_buckets.dtype {}; give a floating one, such as bfloat16", c10::toString(*sent)));
-  }
-  if (options.gradient_buckets.bucket_bytes < 0 || options.gather_ahead_bytes < 0) {
+  detail::check_bucket_options(options.gradient_buckets, mesh_ndim, "parallelize_module");
+  if (options.gather_ahead_bytes < 0) {
     throw std::invalid_argument(
-        fmt::format("parallelize_module: gradient_buckets.bucket_bytes {} and gather_ahead_bytes {}; give 0 or more",
-                    options.gradient_buckets.bucket_bytes, options.gather_ahead_bytes));
+        fmt::format("parallelize_module: gather_ahead_bytes {}; give 0 or more", options.gather_ahead_bytes));
   }
   if (options.zero_stage < 1 || options.zero_stage > 3) {
     throw std::invalid_argument(fmt::format("parallelize_module: zero_stage {}; give 1, 2 or 3", options.zero_stage));
   }
 }
 
-LayoutPlan::DataSharding data_sharding_of(const DeviceMesh& mesh, const ParallelizeOptions& options,
-                                          const std::vector<int64_t>& data_dims) {
-  return {.mesh_dims = shard_dims_of(mesh, options, data_dims),
+LayoutPlan::DataSharding data_sharding_of(const ParallelizeOptions& options, const std::vector<int64_t>& shard_dims) {
+  return {.mesh_dims = shard_dims,
           .gather = {.ahead_bytes = options.gather_ahead_bytes, .keeps = options.zero_stage < 3},
           .whole_gradients = options.zero_stage == 1};
 }
@@ -265,22 +277,23 @@ struct Planned {
   ModuleTree tree;
   ParallelPlan plan;
   std::optional<LayoutPlan> layout;
+  std::optional<int64_t> tensor_dim;
   std::vector<int64_t> data_dims;
+  std::vector<int64_t> shard_dims;
 };
 
 // Returns all that must be the same on every rank: which tensors will be communicated, and the plan that says how.
 std::string fingerprint_of(const Planned& planned, const ParallelizeOptions& options) {
   // The text of a style may leave options out, and a style may read a module's own, such as an attention's number of
   // heads: what they ask for is in the text of the layout.
-  std::string all =
-      fmt::format("{}\n{}\n{} {} {} {} {} {} [{}] {} {} {} {} {}\n", to_string(planned.plan),
-                  planned.layout->to_string(), options.src_rank, options.tensor_dim.value_or(-1000),
-                  fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","),
-                  to_string(options.data_placement.value_or(Replicate())), options.gradient_buckets.bucket_bytes,
-                  c10::toString(options.gradient_buckets.dtype.value_or(at::ScalarType::Undefined)),
-                  options.gradient_buckets.cost_model.to_string(), options.zero_stage,
-                  fmt::join(options.shard_dims.value_or(std::vector<int64_t>{-1000}), ","), options.gather_ahead_bytes,
-                  c10::toString(options.compute_dtype.value_or(at::ScalarType::Undefined)), options.allow_plain);
+  std::string all = fmt::format(
+      "{}\n{}\n{} {} {} {} {} {} [{}] {} {} {} {} {}\n", to_string(planned.plan), planned.layout->to_string(),
+      options.src_rank, planned.tensor_dim.value_or(-1), fmt::join(planned.data_dims, ","),
+      to_string(options.data_placement.value_or(Replicate())), options.gradient_buckets.bucket_bytes,
+      c10::toString(options.gradient_buckets.dtype.value_or(at::ScalarType::Undefined)),
+      options.gradient_buckets.cost_model.to_string(), options.zero_stage, fmt::join(planned.shard_dims, ","),
+      options.gather_ahead_bytes, c10::toString(options.compute_dtype.value_or(at::ScalarType::Undefined)),
+      options.allow_plain);
   std::map<const void*, std::size_t> first, first_memory;
   for (const ModuleNode& node : planned.tree) {
     all += fmt::format("{} {}\n", node.path, node.type);
@@ -302,21 +315,19 @@ void make_plan(Planned& planned, const detail::Subject& subject, const DeviceMes
                const ParallelizeOptions& options) {
   planned.tree = subject.tree();
   planned.plan = subject.plan();
-  const std::optional<int64_t> tensor_dim = tensor_dim_of(mesh, planned.tree, planned.plan, options);
-  const std::vector<int64_t>& data_dims = planned.data_dims = data_dims_of(mesh, options, tensor_dim);
+  planned.tensor_dim = tensor_dim_of(mesh, planned.tree, planned.plan, options);
+  planned.data_dims = data_dims_of(mesh, options, planned.tensor_dim);
   check_source(mesh, options.src_rank);
-  check_numbers(options);
+  check_numbers(options, mesh.ndim());
   check_embeddings(planned.tree);
-  if (!options.gradient_buckets.cost_model.links.empty()) {
-    check_cost_model(options.gradient_buckets.cost_model, mesh.ndim(), "parallelize_module: gradient_buckets");
-  }
-  LayoutPlan& layout = planned.layout.emplace(mesh, tensor_dim, planned.tree);
-  layout.shard_over_data(data_sharding_of(mesh, options, data_dims));
-  check_meshes(layout, mesh, data_dims);
+  planned.shard_dims = shard_dims_of(mesh, options, planned.data_dims);
+  LayoutPlan& layout = planned.layout.emplace(mesh, planned.tensor_dim, planned.tree);
+  layout.shard_over_data(data_sharding_of(options, planned.shard_dims));
+  check_meshes(layout, mesh, planned.data_dims);
   for (const Assigned& assigned : assign(planned.tree, planned.plan, options.allow_unmatched)) {
     for (const auto* entry : assigned.entries) {
       const std::string name = entry->second->name();
-      ApplyContext context(planned.tree, assigned.node, name, layout, tensor_dim, data_dims);
+      ApplyContext context(planned.tree, assigned.node, name, layout, planned.tensor_dim, planned.data_dims);
       entry->second->apply(context);
     }
   }

@@ -32,13 +32,15 @@ class Optimizer;
 namespace tessera {
 
 struct ParallelizeOptions {
-  // Is the mesh dimension that styles shard over; a negative one counts from the end. nullopt means the one called
-  // "tp", or the mesh's only dimension. But there is none, and no style may cut anything, where data_dims list all mesh
-  // dimensions, or where the plan has no entry and the only dimension has a name, such as {dp: 4}: it splits the batch.
-  std::optional<int64_t> tensor_dim;
-  // Lists the mesh dimensions that split the batch. nullopt means all but the one that styles shard over. Parameters
-  // are replicated there, and inputs are DTensors with Shard(0) on them: from_local(piece, mesh, placements).
-  std::optional<std::vector<int64_t>> data_dims;
+  // Is the mesh dimension that styles shard over, by name or index; a negative index counts from the end. nullopt means
+  // the one called "tp", or the mesh's only dimension. But there is none, and no style may cut anything, where
+  // data_dims list all mesh dimensions, or where the plan has no entry and the only dimension has a name, such as {dp:
+  // 4}: it splits the batch.
+  std::optional<MeshDim> tensor_dim;
+  // Lists the mesh dimensions that split the batch: {{"dp"}} or {{0, 1}}. nullopt means all but the one that styles
+  // shard over. Parameters are replicated there, and inputs are DTensors with Shard(0) on them: from_local(piece, mesh,
+  // placements).
+  std::optional<MeshDims> data_dims;
   // With Shard(0), parameters (not buffers) are sharded on the data dimensions too, along dimension 0, after the tensor
   // dimension's shard, and an optimizer holds state for the piece alone. Operators that use a parameter gather it over
   // the data dimensions, and its gradient is reduce-scattered. This communication is explicit: Strict allows it. Styles
@@ -51,7 +53,7 @@ struct ParallelizeOptions {
   int64_t zero_stage = 3;
   // Lists the data dimensions that data_placement shards over; on the others there are replicas of the shards. nullopt
   // means all data dimensions.
-  std::optional<std::vector<int64_t>> shard_dims;
+  std::optional<MeshDims> shard_dims;
   // Is the most that is gathered ahead of its use, in bytes of whole parameters on one rank. From the second step on,
   // the parameters that are used next are gathered by one collective while an operator computes. 0: none is.
   int64_t gather_ahead_bytes = GatherScheduleOptions().ahead_bytes;
@@ -98,6 +100,7 @@ torch::nn::Module* module_in(const Handle& handle) {
 // tensors behind pointers. A call with an argument of another type that may hold DTensors, such as a struct of the
 // caller's own, passes.
 //   auto tp = parallelize_module(model, mesh, plan);   tp(ids, mask);   tp->eval();
+// A function of the module that is called through `->` runs without all this: use call().
 // It holds the handle that it was made from: a holder, a shared_ptr or an AnyModule keeps the module alive; a reference
 // must outlive it.
 template <class Handle>
@@ -106,13 +109,10 @@ class Parallelized {
   explicit Parallelized(Handle handle, detail::Calling calling = {})
       : handle_(std::move(handle)), calling_(std::move(calling)) {}
 
+  // Calls the module's forward.
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
-    if (!calling_.split_mesh.empty() && !c10::InferenceMode::is_enabled() && !makes_dtensors()) {
-      detail::BatchCheck batch;
-      (batch.see(std::as_const(args)), ...);
-      batch.check(calling_.split_mesh);
-    }
+    if (!makes_dtensors()) check_batch(args...);
     const ImplicitReplication guard;
     const detail::ComputeIn autocast(calling_.compute);
     if constexpr (requires(Handle h) { h.any_forward(std::forward<Args>(args)...); }) {
@@ -126,6 +126,18 @@ class Parallelized {
     }
   }
 
+  // Calls another function of the module in the same way: std::invoke(function, module, args...), where `function` is a
+  // member of the module's class (VaeImpl), or takes a reference to it. The root's own hooks do not run.
+  //   const at::Tensor code = tp.call(&VaeImpl::encode, images);
+  //   const at::Tensor loss = tp.call([](VaeImpl& vae, const at::Tensor& x) { return vae.loss(x, 0.5); }, images);
+  template <class Function, class... Args>
+  decltype(auto) call(Function&& function, Args&&... args) {
+    check_batch(args...);
+    const ImplicitReplication guard;
+    const detail::ComputeIn autocast(calling_.compute);
+    return std::invoke(std::forward<Function>(function), *operator->(), std::forward<Args>(args)...);
+  }
+
   auto* operator->() {
     if constexpr (std::is_pointer_v<Handle>)
       return handle_;
@@ -137,6 +149,13 @@ class Parallelized {
   Handle& handle() { return handle_; }
 
  private:
+  template <class... Args>
+  void check_batch(const Args&... args) const {
+    if (calling_.split_mesh.empty() || c10::InferenceMode::is_enabled()) return;
+    detail::BatchCheck batch;
+    (batch.see(args), ...);
+    batch.check(calling_.split_mesh);
+  }
   // Returns nullptr where the root's class has none.
   const Hookable* hookable() const {
     if constexpr (std::is_pointer_v<Handle>) {

@@ -67,6 +67,18 @@ std::string forward_mode_hint() {
          "zeros_like(operand) where it is zero";
 }
 
+// Returns a hint for a parameter of a module that parallelize_module has converted: its forward was called by itself.
+std::string call_hint(const Call& call) {
+  const std::string* const path = contract_path(call);
+  if (path == nullptr) return "";
+  return fmt::format(
+      ". The operator uses {} of a module that parallelize_module has converted: call what "
+      "parallelize_module returned, in the place of the module, or its call() for another function than "
+      "forward; masks and constants then count as replicated, and inputs that may be a part of the batch "
+      "are refused",
+      *path);
+}
+
 // Returns a hint on which call may have written a plain tensor into a DTensor, or beside one, without the caller seeing
 // it.
 std::string origin_hint(const Call& call, const at::Tensor& plain) {
@@ -79,12 +91,13 @@ std::string origin_hint(const Call& call, const at::Tensor& plain) {
 }
 
 [[noreturn]] void refuse_plain(const Call& call, const at::Tensor& plain) {
-  throw std::invalid_argument(
-      fmt::format("{}: a plain tensor [{}] among DTensors, the first of them {}{}. Make it one by from_local (each "
-                  "rank has its piece) or distribute_tensor (each rank has the whole); or hold an ImplicitReplication "
-                  "guard, under which plain tensors count as replicated",
-                  call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.first_spec),
-                  origin_hint(call, plain) + forward_mode_hint()));
+  throw std::invalid_argument(fmt::format(
+      "{}: a plain tensor [{}] among DTensors, the first of them {}{}. Make it one by from_local (each "
+      "rank has its piece) or distribute_tensor (each rank has the whole); or hold an ImplicitReplication "
+      "guard, under which plain tensors count as replicated: right for what every rank has alike, and wrong "
+      "for a part of the batch",
+      call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.first_spec),
+      origin_hint(call, plain) + call_hint(call) + forward_mode_hint()));
 }
 
 // Lists the operators, without "aten::", that multiply a weight by an activation.

@@ -5,9 +5,11 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <doctest/doctest.h>
@@ -54,6 +56,15 @@ struct TakerImpl : torch::nn::Module {
   void forward(const Args&...) {}
 };
 TORCH_MODULE(Taker);
+
+// Has a function beside forward, with a plain mask of its own.
+struct CoderImpl : torch::nn::Module {
+  CoderImpl() : table(register_parameter("table", at::ones({8, 4}))) {}
+  at::Tensor forward(const at::Tensor& x) { return encode(x, 4); }
+  at::Tensor encode(const at::Tensor& x, int64_t width) { return at::mm(x, table * at::ones({4})).narrow(1, 0, width); }
+  at::Tensor table;
+};
+TORCH_MODULE(Coder);
 
 using HookedMlpImpl = tessera::testing::MlpImpl;
 TESSERA_MODULE(HookedMlp);
@@ -112,6 +123,34 @@ TEST_CASE("where several ranks split the batch, a call with plain tensors alone 
   CHECK_NOTHROW(called(x));
   const DeviceMesh alone = fake_mesh(0, {1, 2}, {"dp", "tp"});
   CHECK_NOTHROW(parallelize_module(Adder(), alone, ParallelPlan{}, {.src_rank = kNoSource})(x));
+}
+
+TEST_CASE("call() calls any function of the module under the same guards and the same check") {
+  const at::Tensor x = at::ones({2, 8});
+  const DeviceMesh plane = fake_mesh(1, {2, 2}, {"dp", "tp"});
+  auto coder =
+      parallelize_module(Coder(), plane, ParallelPlan{}, {.compute_dtype = at::kBFloat16, .src_rank = kNoSource});
+  const at::Tensor batch = from_local(x, plane, {Shard(0), Replicate()});
+  const at::Tensor code = coder.call(&CoderImpl::encode, batch, 3);
+  CHECK(is_dtensor(code));
+  CHECK((code.scalar_type() == at::kBFloat16));  // a product: autocast was on
+  CHECK(coder.call([](CoderImpl& module, const at::Tensor& t) { return module.encode(t, 2).size(1); }, batch) == 2);
+  static_assert(std::is_same_v<decltype(coder.call(&CoderImpl::table)), at::Tensor&>);
+  CHECK(coder.call(&CoderImpl::table).is_same(coder->table));
+  check_refused_on_every_rank({2, 1}, {"dp", "tp"}, "the parallelized module: its input [2, 8] is plain",
+                              [&](const DeviceMesh& mesh) {
+                                auto plain = parallelize_module(Coder(), mesh, ParallelPlan{}, {.src_rank = kNoSource});
+                                plain.call(&CoderImpl::encode, x, 3);
+                              });
+}
+
+TEST_CASE("an operator of a converted module whose own forward was called says what to call") {
+  check_refused_on_every_rank({2}, {"tp"}, "uses table of a module that parallelize_module has converted: call what",
+                              [](const DeviceMesh& mesh) {
+                                Coder module;
+                                parallelize_module(module, mesh, ParallelPlan{}, {.src_rank = kNoSource});
+                                module->encode(at::ones({2, 8}), 3);
+                              });
 }
 
 TEST_CASE("pointers, strings and numbers do not stand for the batch; pairs, tuples and vectors are looked into") {

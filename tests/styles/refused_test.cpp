@@ -272,9 +272,14 @@ TEST_CASE("meshes and options that do not fit") {
   on_grid({}, {}, "the mesh (2, 2) has 2 dimensions and none called tp; give options.tensor_dim");
   on_grid({"a", "b"}, {}, "give options.tensor_dim");
   on_grid({}, {.tensor_dim = 2}, "2");
-  on_grid({}, {.tensor_dim = 1, .data_dims = std::vector<int64_t>{1}},
-          "name mesh dimension 1 which is the tensor dimension");
-  on_grid({}, {.tensor_dim = 1, .data_dims = std::vector<int64_t>{0, -2}}, "name mesh dimension -2 twice");
+  on_grid({}, {.tensor_dim = 1, .data_dims = {{1}}}, "name mesh dimension 1, which is the tensor dimension");
+  on_grid({}, {.tensor_dim = 1, .data_dims = {{0, -2}}},
+          "options.data_dims: mesh dimension 0 of mesh (2, 2) appears twice in (0, -2)");
+  on_grid({"a", "b"}, {.tensor_dim = "b", .data_dims = {{"a", "b"}}},
+          "name mesh dimension b, which is the tensor dimension");
+  on_grid({"a", "b"}, {.tensor_dim = "c"},
+          "options.tensor_dim: mesh {a: 2, b: 2} has no mesh dimension 'c'; there are: a, b");
+  on_grid({"a", "b"}, {.tensor_dim = "b", .data_dims = {{"dp"}}}, "options.data_dims: mesh {a: 2, b: 2} has no mesh");
   on_grid({"dp", "tp"}, {.src_rank = 4}, "src_rank 4 is not on the mesh");
   on_grid({"dp", "tp"}, {.optimizers = {nullptr}}, "options.optimizers holds a null pointer");
 }

@@ -272,8 +272,7 @@ TEST_CASE("replicas of shards: parameters are cut over one data dimension, and g
   run_in_process(4, [](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2, 1}, {"replica", "dp", "tp"}, world);
     Block module = block(), reference = block();
-    auto parallel =
-        parallelize_module(module, mesh, kBlock, {.data_placement = Shard(0), .shard_dims = std::vector<int64_t>{1}});
+    auto parallel = parallelize_module(module, mesh, kBlock, {.data_placement = Shard(0), .shard_dims = {{"dp"}}});
     const at::Tensor& x = cases().four;
     const at::Tensor rows = x.narrow(0, mesh.local_rank("replica") * 2 + mesh.local_rank("dp"), 1).contiguous();
     CommCounter counter(mesh);
@@ -309,6 +308,8 @@ TEST_CASE("refused: a stage that ZeRO does not have, and dimensions that are not
   refused({.compute_dtype = at::kFloat}, "compute_dtype Float; give bfloat16 or float16");
   refused({.gradient_buckets = {.dtype = at::kLong}}, "gradient_buckets.dtype Long; give a floating one");
   refused({.gather_ahead_bytes = -1}, "gather_ahead_bytes -1; give 0 or more");
-  refused({.data_placement = Shard(0), .shard_dims = std::vector<int64_t>{1}},
-          "shard_dims [1] of {dp: 2, tp: 2}; name each once, out of the data dimensions [0]");
+  refused({.data_placement = Shard(0), .shard_dims = {{"tp"}}},
+          "shard_dims [tp] of {dp: 2, tp: 2}; name each once, out of the data dimensions [dp]");
+  refused({.data_placement = Shard(0), .shard_dims = {{"fsdp"}}},
+          "options.shard_dims: mesh {dp: 2, tp: 2} has no mesh dimension 'fsdp'; there are: dp, tp");
 }
