@@ -245,7 +245,13 @@ at::Tensor clip_grad_norm_on_device_(const std::vector<at::Tensor>& parameters, 
   const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1);
   // With a factor of their own device and dtype, a call for pieces that are alike is one kernel or a few.
   for (const std::vector<at::Tensor>& pieces : detail::alike(all.gradients)) {
-    at::_foreach_mul_(pieces, factor.to(pieces[0].device(), c10::toRealValueType(pieces[0].scalar_type())));
+    const at::ScalarType type = pieces[0].scalar_type();
+    if (at::isReducedFloatingType(type)) {  // in 16 bits the factor itself would be rounded, a small one to 0
+      const at::Tensor wide = factor.to(pieces[0].device(), at::kFloat);
+      for (const at::Tensor& piece : pieces) piece.copy_(piece.to(at::kFloat).mul_(wide));
+    } else {
+      at::_foreach_mul_(pieces, factor.to(pieces[0].device(), c10::toRealValueType(type)));
+    }
   }
   return norm;
 }

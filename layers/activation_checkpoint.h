@@ -1,7 +1,11 @@
 #pragma once
 
+#include <concepts>
+#include <cstddef>
 #include <functional>
 #include <optional>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -38,5 +42,22 @@ struct CheckpointOptions {
 using CheckpointFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 std::vector<at::Tensor> checkpoint(const CheckpointFunction& function, const std::vector<at::Tensor>& inputs,
                                    const CheckpointOptions& options = {});
+
+// Does the same for a function that takes tensors and returns one:
+//   x = checkpoint([&](const at::Tensor& h) { return block->forward(h); }, x);
+template <class Function, class... Tensors>
+requires(sizeof...(Tensors) > 0 && (std::convertible_to<const Tensors&, const at::Tensor&> && ...) &&
+         std::is_same_v<std::remove_cvref_t<std::invoke_result_t<Function&, const Tensors&...>>, at::Tensor>) at::Tensor
+    checkpoint(Function function, const Tensors&... inputs) {
+  auto call = [function = std::move(function)]<std::size_t... I>(const std::vector<at::Tensor>& given,
+                                                                 std::index_sequence<I...>) mutable {
+    return std::vector<at::Tensor>{function(given[I]...)};
+  };
+  return checkpoint(
+      [call = std::move(call)](const std::vector<at::Tensor>& given) mutable {
+        return call(given, std::index_sequence_for<Tensors...>());
+      },
+      std::vector<at::Tensor>{inputs...})[0];
+}
 
 }  // namespace tessera

@@ -245,7 +245,7 @@ void check_rows(const at::Tensor& input, const at::Tensor& weight, const at::Ten
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, ParallelDim dim,
                            const DeviceMesh& mesh) {
   switch (along_of(dim, "parallel_linear")) {
-    case Along::kNone: return at::linear(input, weight, bias.defined() ? std::make_optional(bias) : std::nullopt);
+    case Along::kNone: return sharded_linear(input, weight, bias, mesh, {});
     case Along::kSecond: return sharded_linear(input, weight, bias, mesh, {.reduce_input_gradient = true});
     default: break;
   }

@@ -109,7 +109,7 @@ void ParallelEmbeddingImpl::pretty_print(std::ostream& stream) const {
       .add_unless(false, "sparse", options.sparse)
       .add_unless(false, "allow_uneven", options.allow_uneven)
       .add_unless(false, "sequence_parallel", options.config.sequence_parallel);
-  const at::ScalarType dtype = options.config.params_dtype;
+  const at::ScalarType dtype = weight.scalar_type();
   if (dtype != ModelParallelConfig().params_dtype) text.add("params_dtype", c10::toString(dtype));
   stream << text.text();
 }

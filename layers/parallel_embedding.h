@@ -37,7 +37,7 @@ struct ParallelEmbeddingOptions {
   // FairScale; parallel_embedding_layer has TorchShard's normal distribution.
   InitMethod init_method;
   // Is given instead of first values: the whole table, plain and the same on every rank. The layer keeps only its
-  // piece.
+  // piece, in the table's dtype, whatever config.params_dtype says.
   at::Tensor given_weight;
   // Allows sizes that are not a multiple of the number of ranks, split as torch.chunk does; a sequence stays even.
   bool allow_uneven = false;

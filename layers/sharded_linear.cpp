@@ -104,7 +104,7 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
       // The collective runs while the next product is computed.
       std::optional<PendingCollective> reduced;
       if (ctx->needs_input_grad(0)) {
-        const at::Tensor term = at::matmul(g, weight);
+        const at::Tensor term = at::matmul(g, weight.conj());
         const at::Tensor whole = whole_input();
         reduced.emplace(begin_reduction(term, plan));
         if (wants_weight) out[1] = weight_gradient(g, whole, plan.options.main_grad);
@@ -128,14 +128,14 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
 
   // Returns an undefined tensor where the gradient was added to `main_grad`.
   static at::Tensor weight_gradient(const at::Tensor& g, const at::Tensor& input, const at::Tensor& main_grad) {
-    const at::Tensor left = by_rows(g).t(), right = by_rows(input);
+    const at::Tensor left = by_rows(g).t(), right = by_rows(input).conj();
     if (!main_grad.defined()) return at::mm(left, right);
     main_grad.detach().addmm_(left.to(main_grad.scalar_type()), right.to(main_grad.scalar_type()));
     return {};
   }
 
   static at::Tensor differentiable_input_gradient(const at::Tensor& g, const at::Tensor& weight, const Plan& plan) {
-    const at::Tensor term = at::matmul(g, weight);
+    const at::Tensor term = at::matmul(g, weight.conj());
     if (plan.gathers()) return reduce_scatter_to_sequence_region(term, *plan.mesh, /*allow_uneven=*/true);
     return plan.reduces() ? reduce_from_region(term, *plan.mesh) : term;
   }
@@ -151,7 +151,7 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
     at::Tensor whole = input;
     if (plan.gathers()) whole = gather_from_sequence_region(input, *plan.mesh, true, plan.whole_rows(input));
     if (plan.reduces()) whole = copy_to_region(input, *plan.mesh);
-    return at::mm(by_rows(g).t(), by_rows(whole));
+    return at::mm(by_rows(g).t(), by_rows(whole).conj());
   }
 };
 

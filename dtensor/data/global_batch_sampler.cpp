@@ -35,7 +35,7 @@ GlobalBatchSampler::GlobalBatchSampler(const GlobalBatches& batches, const Devic
         fmt::format("GlobalBatchSampler: rank {} is not in the mesh {}; make samplers on the ranks of the mesh",
                     mesh.world().rank(), mesh.to_string()));
   }
-  batches_.local(0, mesh_.mesh(), placements_, *mesh_.coordinate(), 0, options_.micro_batches);  // checks placements
+  batches_.local(0, mesh_, placements_, 0, options_.micro_batches);  // checks placements
 }
 
 void GlobalBatchSampler::reset(std::optional<std::size_t> new_size) {
@@ -54,8 +54,8 @@ std::optional<std::vector<std::size_t>> GlobalBatchSampler::next(std::size_t bat
         batch_size, batches_.batch_size()));
   }
   if (step() >= options_.end_step) return std::nullopt;
-  const std::vector<int64_t> samples = batches_.local(step(), mesh_.mesh(), placements_, *mesh_.coordinate(),
-                                                      given_ % options_.micro_batches, options_.micro_batches);
+  const std::vector<int64_t> samples =
+      batches_.local(step(), mesh_, placements_, given_ % options_.micro_batches, options_.micro_batches);
   ++given_;
   return std::vector<std::size_t>(samples.begin(), samples.end());
 }

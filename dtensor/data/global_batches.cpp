@@ -31,13 +31,19 @@ void check_micro_batch(int64_t step, int64_t batch_size, int64_t index, int64_t 
       fmt::format("GlobalBatches: there is no micro-batch {} of {}; they are counted from 0", index, count));
 }
 
-Placements checked(const Placements& placements, const Mesh& mesh) {
-  Placements out = normalize(placements, mesh, /*ndim=*/1, "GlobalBatches");
+Placements checked(const Placements& placements, const Mesh& mesh, const char* who) {
+  Placements out = normalize(placements, mesh, /*ndim=*/1, who);
   if (std::none_of(out.begin(), out.end(), [](const Placement& each) { return each.is_partial(); })) return out;
   throw std::invalid_argument(
-      fmt::format("GlobalBatches: samples are cut or whole, but the placements are {}; give Shard(0) on the mesh "
-                  "dimensions that cut the batch, and Replicate() on all others",
-                  to_string(placements)));
+      fmt::format("{}: samples are cut or whole, but the placements are {}; give Shard(0) on the mesh dimensions that "
+                  "cut the batch, and Replicate() on all others",
+                  who, to_string(placements)));
+}
+
+std::vector<int64_t> coordinate_on(const DeviceMesh& mesh, const char* who) {
+  if (const auto& coordinate = mesh.coordinate()) return *coordinate;
+  throw std::invalid_argument(fmt::format("{}: rank {} is not in the mesh {}; call it on the ranks of the mesh", who,
+                                          mesh.world().rank(), mesh.to_string()));
 }
 
 }  // namespace
@@ -76,7 +82,7 @@ std::vector<int64_t> GlobalBatches::micro_batch(int64_t step, int64_t index, int
 std::vector<int64_t> GlobalBatches::local(int64_t step, const Mesh& mesh, const Placements& placements,
                                           std::span<const int64_t> coordinate, int64_t index, int64_t count) const {
   check_micro_batch(step, batch_size_, index, count);
-  const Placements normalized = checked(placements, mesh);
+  const Placements normalized = checked(placements, mesh, "GlobalBatches");
   const Interval range = chunk_range(batch_size_, count, index);
   const std::array<int64_t, 1> shape = {range.size()};
   check_layout(normalized, mesh, shape, "GlobalBatches");
@@ -88,6 +94,28 @@ std::vector<int64_t> GlobalBatches::local(int64_t step, const Mesh& mesh, const 
     out.insert(out.end(), samples.begin(), samples.end());
   }
   return out;
+}
+
+std::vector<int64_t> GlobalBatches::local(int64_t step, const DeviceMesh& mesh, const Placements& placements,
+                                          int64_t index, int64_t count) const {
+  return local(step, mesh.mesh(), placements, coordinate_on(mesh, "GlobalBatches"), index, count);
+}
+
+Interval rows_here(int64_t rows, const DeviceMesh& mesh, const Placements& placements) {
+  if (rows < 0) throw std::invalid_argument(fmt::format("rows_here: {} rows; give 0 or more", rows));
+  const std::vector<int64_t> coordinate = coordinate_on(mesh, "rows_here");
+  const Placements normalized = checked(placements, mesh.mesh(), "rows_here");
+  const std::array<int64_t, 1> shape = {rows};
+  check_layout(normalized, mesh.mesh(), shape, "rows_here");
+  for (const int64_t rank : mesh.mesh().ranks()) {
+    const Tile tile = local_tile(shape, normalized, mesh.mesh().shape(), *mesh.mesh().coordinate_of(rank));
+    if (tile.front().size() <= 1) continue;
+    throw std::invalid_argument(
+        fmt::format("rows_here: as {} rank {} has {} separate parts of {} rows; give Shard(0), whose rows are adjacent",
+                    to_string(placements), rank, tile.front().size(), rows));
+  }
+  const Tile tile = local_tile(shape, normalized, mesh.mesh().shape(), coordinate);
+  return tile.front().empty() ? Interval{0, 0} : tile.front().front();
 }
 
 }  // namespace tessera

@@ -4,7 +4,9 @@
 #include <span>
 #include <vector>
 
+#include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/mesh.h"
+#include "tessera/placement/intervals.h"
 #include "tessera/placement/placement.h"
 
 namespace tessera {
@@ -49,6 +51,9 @@ class GlobalBatches {
   // than 0, or are pending reductions.
   std::vector<int64_t> local(int64_t step, const Mesh& mesh, const Placements& placements,
                              std::span<const int64_t> coordinate, int64_t index = 0, int64_t count = 1) const;
+  // Does the same for this rank. Throws std::invalid_argument on a rank outside the mesh too.
+  std::vector<int64_t> local(int64_t step, const DeviceMesh& mesh, const Placements& placements, int64_t index = 0,
+                             int64_t count = 1) const;
 
   friend bool operator==(const GlobalBatches&, const GlobalBatches&) = default;
 
@@ -59,5 +64,12 @@ class GlobalBatches {
   int64_t batch_size_;
   uint64_t seed_;
 };
+
+// Returns this rank's rows of a tensor of `rows` rows that is laid out as `placements` over `mesh`: where a data set is
+// read in order, as for evaluation, row i of a batch that begins at sample b is sample b + i. They are adjacent, and
+// may be none. Throws std::invalid_argument on a rank outside the mesh, a negative number of rows, and on placements
+// that do not fit the mesh, cut another dimension than 0, are pending reductions, or give any rank rows that are not
+// adjacent.
+Interval rows_here(int64_t rows, const DeviceMesh& mesh, const Placements& placements);
 
 }  // namespace tessera

@@ -14,7 +14,6 @@
 #include "tessera/dtensor/data/global_batches.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/placement/partition.h"
 #include "tessera/tests/harness/ranks.h"
 
 namespace {
@@ -66,7 +65,7 @@ TESSERA_RANKS_TEST_CASE("docs/data.md: each rank reads its samples of a step, an
   const tessera::GlobalBatches batches(/*samples=*/96, /*batch_size=*/10, /*seed=*/1);
   const tessera::Placements placements = {tessera::Shard(0), tessera::Replicate()};  // over {dp, tp}
   for (int64_t step = first_step; step < end_step; ++step) {
-    const std::vector<int64_t> mine = batches.local(step, mesh.mesh(), placements, *mesh.coordinate());
+    const std::vector<int64_t> mine = batches.local(step, mesh, placements);
     const at::Tensor rows = tessera::from_local(read(mine), mesh, placements, {.shape = {{10, kLength}}});
     train(step, rows);
   }
@@ -94,7 +93,7 @@ TESSERA_RANKS_TEST_CASE("docs/data.md: the gradients of micro-batches add up to 
   const auto loss_of = [&](const at::Tensor& rows) { return (rows * weight).square().mean(); };
   constexpr int64_t kParts = 2;
   for (int64_t part = 0; part < kParts; ++part) {
-    const std::vector<int64_t> mine = batches.local(step, mesh.mesh(), placements, *mesh.coordinate(), part, kParts);
+    const std::vector<int64_t> mine = batches.local(step, mesh, placements, part, kParts);
     const at::Tensor rows = tessera::from_local(read(mine), mesh, placements, {.shape = {{10 / kParts, kLength}}});
     (loss_of(rows) / kParts).backward();
   }
@@ -116,7 +115,7 @@ TESSERA_RANKS_TEST_CASE("docs/data.md: a validation set is read once, in order, 
   double total = 0;
   for (int64_t begin = 0; begin < kSamples; begin += kRows) {
     const int64_t count = std::min(kRows, kSamples - begin);  // the last batch may be smaller
-    const tessera::Interval mine = tessera::chunk_range(count, mesh.size("dp"), mesh.local_rank("dp"));
+    const tessera::Interval mine = tessera::rows_here(count, mesh, placements);
     std::vector<int64_t> samples(static_cast<std::size_t>(mine.size()));
     std::iota(samples.begin(), samples.end(), begin + mine.begin);
     const at::Tensor rows = tessera::from_local(read(samples), mesh, placements, {.shape = {{count, kLength}}});

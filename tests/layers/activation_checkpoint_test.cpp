@@ -64,6 +64,23 @@ TESSERA_RANKS_TEST_CASE("the first input distributed: the same, gathered once, a
   CHECK(same(x.grad(), at::ones_like(x)));
 }
 
+TESSERA_RANKS_TEST_CASE("a function of tensors that returns one", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const auto gradients = [&](bool checkpointed) {
+    const at::Tensor x = leaf(spread(sample({5, 4}, 1), mesh, {Shard(0)})),
+                     y = leaf(spread(sample({5, 4}, 2), mesh, {Shard(0)}));
+    int calls = 0;
+    const auto function = [&calls](const at::Tensor& a, at::Tensor b) {
+      ++calls;
+      return (a * b).tanh();
+    };
+    (checkpointed ? checkpoint(function, x, y) : function(x, y)).sum().backward();
+    CHECK(calls == (checkpointed ? 2 : 1));
+    return Tensors{full_tensor(x.grad()), full_tensor(y.grad())};
+  };
+  check_alike(gradients(true), gradients(false));
+}
+
 TESSERA_RANKS_TEST_CASE("DTensors: the draws of forward again, sharded or not", {1, 2, 3}) {
   const DeviceMesh mesh = line();
   for (const Placement& placement : {Shard(0), Shard(1), Replicate()}) {

@@ -160,6 +160,32 @@ TESSERA_RANKS_TEST_CASE(
       doctest::Contains("reduce_output is for columns of the weight"), std::invalid_argument);
 }
 
+TESSERA_RANKS_TEST_CASE("complex tensors: gradients, and gradients of gradients, are those of one process", {1, 2}) {
+  const DeviceMesh mesh = init_device_mesh(device_name(), {world()->size()}, {"tp"}, world());
+  const auto numbers = [](at::IntArrayRef sizes, int64_t seed) {
+    return at::complex(sample(sizes, seed), sample(sizes, seed + 50));
+  };
+  const int64_t n = mesh.size();
+  const at::Tensor x = leaf(numbers({5, 4}, 1)), w = leaf(numbers({3 * n, 4}, 2)), b = leaf(numbers({3 * n}, 3));
+  const at::Tensor my_x = leaf(x.detach()), my_w = leaf(mine(w.detach(), mesh, 0)),
+                   my_b = leaf(mine(b.detach(), mesh, 0));
+  const at::Tensor factor = numbers({5, 3 * n}, 4);
+  const at::Tensor want = at::real(at::linear(x, w, b) * factor).sum();
+  const at::Tensor got =
+      at::real(sharded_linear(my_x, my_w, my_b, mesh, {.reduce_input_gradient = true}) * mine(factor, mesh, 1)).sum();
+  const auto wanted = torch::autograd::grad({want}, {x, w, b}, {}, true, true);
+  const auto found = torch::autograd::grad({got}, {my_x, my_w, my_b}, {}, true, true);
+  CHECK(close(found[0].detach(), wanted[0].detach()));
+  CHECK(close(found[1].detach(), mine(wanted[1].detach(), mesh, 0)));
+  CHECK(close(found[2].detach(), mine(wanted[2].detach(), mesh, 0)));
+  const at::Tensor twice_wanted = torch::autograd::grad({at::real(wanted[0] * wanted[0]).sum()}, {w})[0];
+  const at::Tensor twice_found = torch::autograd::grad({at::real(found[0] * found[0]).sum()}, {my_w})[0];
+  CHECK(close(twice_found, mine(twice_wanted, mesh, 0)));
+  got.backward();
+  CHECK(close(my_x.grad(), wanted[0].detach()));
+  CHECK(close(my_w.grad(), mine(wanted[1].detach(), mesh, 0)));
+}
+
 TESSERA_RANKS_TEST_CASE("a second backward of one graph gives the gradients again", {2}) {
   const DeviceMesh mesh = line();
   const Setup s({.name = "", .input = {4, 5}}, mesh);

@@ -11,17 +11,21 @@
 
 #include "tessera/dtensor/data/global_batches.h"
 #include "tessera/dtensor/data/permutation.h"
+#include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/mesh.h"
 #include "tessera/placement/placement.h"
+#include "tessera/tests/styles/fake_mesh.h"
 
 namespace {
 
+using tessera::DeviceMesh;
 using tessera::GlobalBatches;
 using tessera::Mesh;
 using tessera::Permutation;
 using tessera::Placements;
 using tessera::Replicate;
 using tessera::Shard;
+using tessera::testing::fake_mesh;
 using Samples = std::vector<int64_t>;
 
 Samples sorted(Samples samples) {
@@ -173,6 +177,35 @@ TEST_CASE("GlobalBatches: 10 samples over 3 ranks are 4, 4 and 2; 4 over 3 are 2
   };
   CHECK(sizes(10) == Samples{4, 4, 2});
   CHECK(sizes(4) == Samples{2, 2, 0});
+}
+
+TEST_CASE("GlobalBatches: on this rank's mesh the samples are those of its coordinate, and rows_here are their rows") {
+  const GlobalBatches batches(20, 10, 3);
+  const Placements placements = {Shard(0), Replicate()};
+  for (int64_t rank = 0; rank < 6; ++rank) {
+    const DeviceMesh mesh = fake_mesh(rank, {3, 2}, {"dp", "tp"});
+    CHECK(batches.local(1, mesh, placements, 1, 2) ==
+          batches.local(1, mesh.mesh(), placements, *mesh.coordinate(), 1, 2));
+    const tessera::Interval rows = tessera::rows_here(10, mesh, placements);
+    const Samples step = batches.of_step(1);
+    CHECK(batches.local(1, mesh, placements) == Samples(step.begin() + rows.begin, step.begin() + rows.end));
+    CHECK(tessera::rows_here(10, mesh, {Replicate(), Replicate()}).size() == 10);
+    CHECK(tessera::rows_here(0, mesh, placements).size() == 0);
+    CHECK(tessera::rows_here(1, mesh, placements).size() == (rank < 2 ? 1 : 0));
+    const auto refused = [&](int64_t rows_of_all, const Placements& given, const char* text) {
+      CHECK_THROWS_WITH_AS(tessera::rows_here(rows_of_all, mesh, given), doctest::Contains(text),
+                           std::invalid_argument);
+    };
+    refused(-1, placements, "rows_here: -1 rows");
+    refused(4, {tessera::Partial(), Replicate()}, "rows_here: samples are cut or whole");
+    refused(12, {tessera::BlockCyclic(0, 2), Replicate()}, "rank 0 has 2 separate parts of 12 rows");
+    refused(10, {tessera::BlockCyclic(0, 2), Replicate()}, "rank 0 has 2 separate parts of 10 rows");
+  }
+  const tessera::DeviceMesh other(fake_mesh(1, {2}).world_ptr(), at::kCPU, Mesh({1}, {"dp"}, {0}));
+  CHECK_THROWS_WITH_AS(tessera::rows_here(4, other, {Shard(0)}), doctest::Contains("rank 1 is not in the mesh"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(batches.local(0, other, {Shard(0)}), doctest::Contains("rank 1 is not in the mesh"),
+                       std::invalid_argument);
 }
 
 TEST_CASE("GlobalBatches: a run that goes on, on meshes of other sizes, repeats and misses no sample") {
