@@ -4,7 +4,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
-#include "tessera/tests/ops/rules/pieces.h"
+#include "tessera/tests/ops/rules/rule_checks.h"
 #include "tessera/tests/ops/rules/samples.h"
 #include "tessera/tests/ops/rules/simulate.h"
 
@@ -12,31 +12,7 @@
 namespace tessera::testing {
 namespace {
 
-using rules::OpRule;
-using rules::Strategy;
-
 Placements column(const Placement& p) { return {p}; }
-
-Layouts layouts_of(const OpRule& rule, const Strategy& strategy) {
-  Layouts out{.inputs = {}, .outputs = {}, .kernel = strategy.kernel.empty() ? rule.kernel : strategy.kernel};
-  for (const Placement& p : strategy.inputs) out.inputs.push_back(column(p));
-  for (const Placement& p : strategy.outputs) out.outputs.push_back(column(p));
-  return out;
-}
-
-std::string text(const Strategy& strategy) {
-  return fmt::format("{} -> {} {}", to_string(strategy.inputs), to_string(strategy.outputs), strategy.kernel);
-}
-
-// Excludes what no call could ask for: terms of a dtype that has none, and an in-place input that changes its layout.
-bool applies(const Prepared& sample, const Strategy& strategy) {
-  for (std::size_t j = 0; j < strategy.inputs.size(); ++j) {
-    const at::Tensor& t = sample.tensors()[j];
-    const Placement& p = strategy.inputs[j];
-    if (t.defined() && p.is_partial() && !can_be_partial(t.scalar_type(), plain_op(p))) return false;
-  }
-  return !sample.in_place() || strategy.inputs[0] == strategy.outputs[0];
-}
 
 void check_outputs(const Prepared& sample) {
   const auto& outputs = sample.has_meta() ? sample.call().outputs : sample.rule().outputs;
@@ -80,20 +56,9 @@ int check_sample(const Sample& sample) {
   const Prepared prepared(sample);
   check_outputs(prepared);
   int count = check_kept(prepared);
-  for (const Strategy& strategy : prepared.rule().strategies) {
-    REQUIRE(strategy.inputs.size() == prepared.tensors().size());
-    REQUIRE(strategy.outputs.size() == prepared.results().size());
-    if (!applies(prepared, strategy)) continue;
-    const Layouts layouts = layouts_of(prepared.rule(), strategy);
-    for (const int64_t n : {2, 3, 4}) {
-      const std::vector<int64_t> mesh = {n};
-      if (prepared.rule().valid && !prepared.rule().valid(layouts.inputs, layouts.outputs, mesh)) continue;
-      const std::string wrong = simulate(prepared, layouts, mesh);
-      CAPTURE(n);
-      CHECK_MESSAGE(wrong.empty(), fmt::format("{}: {}", text(strategy), wrong));
-      ++count;
-    }
-  }
+  const StrategyRuns runs = run_strategies(prepared);
+  for (const std::string& wrong : runs.wrong) CHECK_MESSAGE(false, wrong);
+  count += runs.count;
   return count;
 }
 
