@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -20,9 +21,11 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <CLI/CLI.hpp>
 
+#include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/weights.h"
@@ -208,10 +211,19 @@ at::Tensor vectors_of_all_ranks(const Sentences& sentences, const Options& optio
 
 int run(const Options& options, const std::shared_ptr<tessera::World>& world, const Output& output) {
   check_ranks(world->size());
-  at::set_num_threads(std::max(1, at::get_num_threads() / static_cast<int>(world->local_size())));
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) {  // mpirun and srun leave it to the program
+    at::set_num_threads(std::max(1, at::get_num_threads() / static_cast<int>(world->local_size())));
+  }
   const at::NoGradGuard no_grad;
-  const Sentences sentences = make_sentences(options);
   const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {world->size()}, {"tp"}, world);
+  Sentences sentences;
+  tessera::Agreement({mesh}, "embed")
+      .run([&] { sentences = make_sentences(options); },
+           [&] {
+             const auto* const ids = sentences.ids.const_data_ptr<int64_t>();
+             return fmt::format("{}", fmt::join(ids, ids + sentences.ids.numel(), " "));
+           },
+           "the ranks read different sentences or vocabularies; all of them need the same files");
   show_plan(output, mesh, make_plan());
   const at::Tensor vectors = vectors_of_all_ranks(sentences, options, mesh, output);
   // No rank communicates from here on, so rank 0 may do what the others do not.

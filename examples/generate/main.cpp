@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <memory>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
 
@@ -77,11 +79,16 @@ void show_statistics(const tessera::DeviceMesh& mesh, torch::nn::Module& model, 
 }
 
 void run(const ProgramOptions& options, const std::shared_ptr<tessera::World>& world) {
-  at::set_num_threads(std::max(1, at::get_num_threads() / static_cast<int>(world->local_size())));
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) {  // mpirun and srun leave it to the program
+    at::set_num_threads(std::max(1, at::get_num_threads() / static_cast<int>(world->local_size())));
+  }
   const tessera::DeviceMesh mesh = tessera::init_device_mesh(options.device, {world->size()}, {"tp"}, world);
   const Run folder = open_run(options.run, options.step, mesh);
   std::vector<int64_t> prompt;
-  tessera::Agreement({mesh}, "generate").run([&] { prompt = prompt_tokens(options, folder.options.vocabulary); });
+  tessera::Agreement({mesh}, "generate")
+      .run([&] { prompt = prompt_tokens(options, folder.options.vocabulary); },
+           [&] { return fmt::format("{}", fmt::join(prompt, " ")); },
+           "the ranks read different prompts; all of them need the same file");
   ParallelTransformer model = load_model(folder.options, folder.checkpoint, folder.dtype, options.scalar_type(), mesh);
   tessera::manual_seed(options.seed, *world);  // after the model, whose first values are drawn too
 

@@ -75,10 +75,18 @@ int64_t chosen_step(const fs::path& checkpoints, std::optional<int64_t> step) {
 Run open_run(const std::string& folder, std::optional<int64_t> step, const tessera::DeviceMesh& mesh) {
   const fs::path checkpoints = fs::path(folder) / "checkpoints";
   Run run;
-  tessera::Agreement({mesh}, "generate").run([&] {
-    read_options(fs::path(folder) / "config.ini", run);
-    run.step = chosen_step(checkpoints, step);
-  });
+  tessera::Agreement({mesh}, "generate")
+      .run(
+          [&] {
+            read_options(fs::path(folder) / "config.ini", run);
+            run.step = chosen_step(checkpoints, step);
+          },
+          [&] {
+            const TransformerOptions& of = run.options;
+            return fmt::format("{} {} {} {} {} {} {}", of.vocabulary, of.hidden, of.layers, of.heads, of.sequence,
+                               of.tied, c10::toString(run.dtype));
+          },
+          "the ranks read different models in config.ini; all of them need the same folder");
   const at::Tensor seen_here = at::scalar_tensor(run.step, at::kLong).view(1).to(mesh.device());
   run.step = tessera::all_reduce(seen_here, mesh, 0, tessera::ReduceOp::kMin).item<int64_t>();
   run.checkpoint = checkpoint_of(checkpoints, run.step);

@@ -28,9 +28,9 @@ at::Tensor probabilities(const at::Tensor& logits, const Sampling& sampling) {
 }  // namespace
 
 int64_t choose_token(const at::Tensor& logits, const Sampling& sampling, const tessera::DeviceMesh& mesh) {
-  if (!(sampling.temperature >= 0)) {
+  if (!(sampling.temperature >= 0) || std::isinf(sampling.temperature)) {
     throw std::invalid_argument(
-        fmt::format("generate: the temperature is {}; give 0, or a number above it", sampling.temperature));
+        fmt::format("generate: the temperature is {}; give 0, or a finite number above it", sampling.temperature));
   }
   const auto [largest, token] = logits.max(0);
   if (!std::isfinite(largest.item<double>())) {

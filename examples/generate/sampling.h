@@ -12,6 +12,6 @@
 // The draw depends on the mesh's random state (tessera::manual_seed) and not on the number of ranks: one number,
 // uniform in [0, 1), is looked up among the sums of the probabilities, which are computed in float64 in the order of
 // the tokens. Tokens that are as likely as the last of the `top_k` are drawn too. Does not communicate.
-// Throws std::invalid_argument when the temperature is negative or NaN, and std::runtime_error, on every rank, when a
-// logit is NaN or the largest is infinite.
+// Throws std::invalid_argument when the temperature is negative, infinite or NaN, and std::runtime_error, on every
+// rank, when a logit is NaN or the largest is infinite.
 int64_t choose_token(const at::Tensor& logits, const Sampling& sampling, const tessera::DeviceMesh& mesh);

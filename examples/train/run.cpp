@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -352,7 +353,9 @@ int Run::go() {
 
 int run(const Parsed& parsed, const std::shared_ptr<tessera::World>& world, const Stop& stop) {
   check_ranks(parsed.options, *world);
-  at::set_num_threads(std::max(1, at::get_num_threads() / static_cast<int>(world->local_size())));
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) {  // mpirun and srun leave it to the program
+    at::set_num_threads(std::max(1, at::get_num_threads() / static_cast<int>(world->local_size())));
+  }
   const DeviceMesh mesh =
       tessera::init_device_mesh(parsed.options.device, {parsed.options.dp, parsed.options.tp}, {"dp", "tp"}, world);
   return Run(parsed, mesh, stop).go();

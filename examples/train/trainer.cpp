@@ -138,7 +138,7 @@ struct Trainer::Parts {
 
   std::vector<int64_t> local(const tessera::GlobalBatches& batches, int64_t step, int64_t index, int64_t count) const {
     if (!mesh) return batches.micro_batch(step, index, count);
-    return batches.local(step, mesh->mesh(), placements(), *mesh->coordinate(), index, count);
+    return batches.local(step, *mesh, placements(), index, count);
   }
 
   // [batch, sequence] -> [batch, sequence, vocabulary], in the dtype of the parameters.
@@ -156,11 +156,8 @@ struct Trainer::Parts {
   at::Tensor checkpointed(const at::Tensor& ids) {
     at::Tensor x = model->drop(model->tok(ids) + model->pos(torch::arange(ids.size(1), ids.options())));
     for (const auto& layer : *model->layers) {
-      const auto block = [layer](const std::vector<at::Tensor>& inputs) -> std::vector<at::Tensor> {
-        const tessera::ImplicitReplication plain_positions;
-        return {layer->as<Block>()->forward(inputs[0])};
-      };
-      x = tessera::checkpoint(block, {x})[0];
+      const auto block = [layer](const at::Tensor& h) { return layer->as<Block>()->forward(h); };
+      x = tessera::checkpoint(block, x);
     }
     return model->head(model->norm(x));
   }

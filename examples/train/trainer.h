@@ -64,7 +64,8 @@ class Trainer {
   // Returns the mean bits for each byte of `samples` of the windows, without dropout.
   double bits_per_byte(const Windows& windows, const std::vector<int64_t>& samples);
 
-  // Returns `count` bytes that the model writes after `prompt`, drawn by its probabilities at `temperature`.
+  // Returns `count` bytes that the model writes after `prompt`, drawn by its probabilities at `temperature`, which is
+  // above 0.
   std::string write(const std::string& prompt, int64_t count, double temperature, uint64_t seed);
 
  private:

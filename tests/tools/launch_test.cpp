@@ -1,7 +1,9 @@
+#include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -97,6 +99,25 @@ TEST_CASE("launch: variables of another launcher do not reach a rank") {
     CHECK(has(part));
   CHECK_FALSE(has("OMPI_"));
   CHECK_FALSE(has("MASTER_ADDR"));
+}
+
+TEST_CASE("launch: the ranks share the cores that the launcher may use") {
+  const char* const given = std::getenv("OMP_NUM_THREADS");
+  const std::string before = given == nullptr ? "" : given;
+  ::unsetenv("OMP_NUM_THREADS");
+  const auto threads = [](int64_t size) {
+    for (const std::string& line : tessera::rank_environment(0, size, "/store", {})) {
+      if (line.starts_with("OMP_NUM_THREADS=")) return line.substr(line.find('=') + 1);
+    }
+    return std::string();
+  };
+  cpu_set_t allowed;
+  REQUIRE(::sched_getaffinity(0, sizeof(allowed), &allowed) == 0);
+  const int64_t cores = CPU_COUNT(&allowed);
+  CHECK(threads(1) == std::to_string(cores));
+  CHECK(threads(2) == std::to_string(std::max<int64_t>(1, cores / 2)));
+  CHECK(threads(4096) == "1");
+  if (given != nullptr) ::setenv("OMP_NUM_THREADS", before.c_str(), 1);
 }
 
 TEST_CASE("launch: the first failing rank's exit code is returned, and the rest are ended") {

@@ -1,5 +1,6 @@
 #include "tessera/tools/launcher/rank_environment.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +23,13 @@ bool belongs_to_a_launcher(std::string_view name) {
                      [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
+// Returns how many threads a rank gets where `size` of them share the cores that this process may use.
+int64_t threads_of_rank(int64_t size) {
+  cpu_set_t cores;
+  if (::sched_getaffinity(0, sizeof(cores), &cores) != 0) return 1;
+  return std::max<int64_t>(1, CPU_COUNT(&cores) / size);
+}
+
 }  // namespace
 
 std::map<std::string, std::string> environment_without_launchers() {
@@ -38,7 +46,7 @@ std::map<std::string, std::string> environment_without_launchers() {
 std::vector<std::string> rank_environment(int64_t rank, int64_t size, const std::string& store_path,
                                           const std::map<std::string, std::string>& extra) {
   std::map<std::string, std::string> variables = environment_without_launchers();
-  variables.emplace("OMP_NUM_THREADS", "1");
+  variables.emplace("OMP_NUM_THREADS", std::to_string(threads_of_rank(size)));
   for (const char* name : {"RANK", "LOCAL_RANK"}) variables[name] = std::to_string(rank);
   for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) variables[name] = std::to_string(size);
   variables["TESSERA_STORE"] = store_path;
