@@ -9,9 +9,9 @@
 namespace tessera::gpu {
 namespace {
 
-// Says why the library at the path that the user gave is not used.
+// Says why the library at the path that the user gave, or of its usual name, is not used.
 void complain(const char* path, const char* why) {
-  std::fprintf(stderr, "[tessera] TESSERA_GPU_KERNELS: %s%s; LibTorch's kernels and the host do the work\n", path, why);
+  std::fprintf(stderr, "[tessera] %s%s; LibTorch's kernels and the host do the work\n", path, why);
 }
 
 // Sets `function` to what the library has under that name, and says whether there is such a function.
@@ -28,7 +28,7 @@ std::optional<Kernels> load() {
   void* const library = dlopen(chosen != nullptr ? chosen : "libtessera_gpu.so", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     if (chosen != nullptr) {
-      complain("", dlerror());
+      complain("TESSERA_GPU_KERNELS: ", dlerror());
     } else {
       std::fprintf(
           stderr,
@@ -50,7 +50,7 @@ std::optional<Kernels> load() {
       find(library, "tessera_gpu_masked_rows", found.masked_rows) && find(library, "tessera_gpu_copy", found.copy)) {
     return found;
   }
-  if (chosen != nullptr) complain(chosen, " is of another version");
+  complain(chosen != nullptr ? chosen : "the libtessera_gpu.so that was found", " is of another version");
   return std::nullopt;
 }
 
