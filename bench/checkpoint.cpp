@@ -91,6 +91,17 @@ void measure_asynchronous(TwoSides& sides, const Folder& folder, StateRow& row, 
   slowest(sides.peer, "wait -");
 }
 
+// Throws where a load does not bring back what was saved.
+void check_loads(Ranks& ranks, const std::string& folder) {
+  const std::vector<std::string> before = ranks.ask("digest -");
+  ranks.ask("save " + folder);
+  ranks.ask("spoil -");
+  const std::vector<std::string> spoiled = ranks.ask("digest -");
+  ranks.ask("load " + folder);
+  if (spoiled != before && ranks.ask("digest -") == before) return;
+  throw std::runtime_error(fmt::format("the state that was loaded from '{}' is not the one that was saved", folder));
+}
+
 StateRow measure(int64_t ranks, const std::string& layout, int64_t megabytes, int steps, const std::string& parent,
                  TwoSides& sides, const SidesArguments& arguments) {
   const Folder folder(parent);
@@ -98,6 +109,8 @@ StateRow measure(int64_t ranks, const std::string& layout, int64_t megabytes, in
   const std::string text = fmt::format("case {} {}", layout, megabytes);
   row.bytes = slowest(sides.ours, text) * static_cast<double>(ranks);
   slowest(sides.peer, text);
+  check_loads(sides.ours, folder / "ours");
+  check_loads(sides.peer, folder / "peer");
   row.held = slowest(sides.ours, "held -");
   row.first_copy = slowest(sides.ours, "copy fresh");
   row.first_start = slowest(sides.ours, "fresh " + (folder / "async"));

@@ -6,6 +6,8 @@
     start FOLDER            ->   microseconds until dcp.async_save returns
     wait -                  ->   microseconds until it has ended
     steps N                 ->   microseconds of N steps of the optimizer
+    digest -                ->   a number that follows from all values
+    spoil -                 ->   microseconds of setting all values to 0
 """
 
 import os
@@ -17,6 +19,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # no message that there is no GP
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -49,6 +52,15 @@ class Case:
         self.pending = None
         # A thread of async_save communicates, while the ranks go on with the default group.
         self.group = dist.new_group(backend="gloo")
+        # A stager that is kept reuses its memory from the second save on, as ours does.
+        self.stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=False,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=False,
+            )
+        )
 
     def state(self):
         model, optimizer = get_state_dict(self.model, self.optimizer)
@@ -61,10 +73,31 @@ class Case:
         dcp.load(self.state(), checkpoint_id=folder)
 
     def start(self, folder):
-        self.pending = dcp.async_save(self.state(), checkpoint_id=folder, process_group=self.group)
+        self.pending = dcp.async_save(
+            self.state(),
+            checkpoint_id=folder,
+            process_group=self.group,
+            async_stager=self.stager,
+        )
 
     def wait(self, _):
         self.pending.result()
+
+    def pieces(self):
+        for parameter in self.model.parameters():
+            state = self.optimizer.state[parameter]
+            for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"]):
+                yield tensor.detach().to_local()
+
+    def digest(self):
+        out = 0.0
+        for piece in self.pieces():
+            out = out / 2 + piece.sum(dtype=torch.float64).item()
+        return out
+
+    def spoil(self, _):
+        for piece in self.pieces():
+            piece.zero_()
 
     def steps(self, count):
         for _ in range(int(count)):
@@ -79,6 +112,8 @@ def main():
             made.clear()
             made["case"] = Case(rest)
             return made["case"].bytes
+        if what == "digest":
+            return made["case"].digest()
         if what in ("save", "start"):
             dist.barrier()
             if dist.get_rank() == 0:

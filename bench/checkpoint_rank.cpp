@@ -7,6 +7,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -63,18 +64,33 @@ struct StateCase {
 
   TrainingState state() { return {.mesh = mesh, .model = model, .optimizer = optimizer.get(), .step = ++step}; }
 
-  // Copies the same part of each tensor that this rank holds, share_bytes in all.
-  void copy_to(char* to) {
+  // Returns what this rank holds of the state.
+  std::vector<at::Tensor> pieces() {
+    std::vector<at::Tensor> out;
     for (const at::Tensor& weight : model.parameters()) {
       const auto& moments =
           static_cast<const torch::optim::AdamWParamState&>(*optimizer->state().at(weight.unsafeGetTensorImpl()));
       for (const at::Tensor& tensor : {weight, moments.exp_avg(), moments.exp_avg_sq()}) {
-        const at::Tensor local = to_local(tensor).detach();
-        const auto bytes = static_cast<std::size_t>(static_cast<int64_t>(local.nbytes()) * share_bytes / local_bytes);
-        std::memcpy(to, local.const_data_ptr(), bytes);
-        to += bytes;
+        out.push_back(to_local(tensor).detach());
       }
     }
+    return out;
+  }
+
+  // Copies the same part of each piece, share_bytes in all.
+  void copy_to(char* to) {
+    for (const at::Tensor& piece : pieces()) {
+      const auto bytes = static_cast<std::size_t>(static_cast<int64_t>(piece.nbytes()) * share_bytes / local_bytes);
+      std::memcpy(to, piece.const_data_ptr(), bytes);
+      to += bytes;
+    }
+  }
+
+  // Returns a number that follows from all values and from the order of the tensors.
+  double digest() {
+    double out = 0;
+    for (const at::Tensor& piece : pieces()) out = out / 2 + piece.sum(at::kDouble).item<double>();
+    return out;
   }
 
   const DeviceMesh mesh;
@@ -123,6 +139,8 @@ double timed(StateCase& at, const std::string& what, const std::string& rest) {
       if (!load_newest_training_state(state, rest)) throw std::runtime_error("there is no state");
     } else if (what == "start" || what == "fresh") {
       start(at, rest, what == "fresh");
+    } else if (what == "spoil") {
+      for (const at::Tensor& piece : at.pieces()) piece.zero_();
     } else if (what == "wait") {
       at.saver->wait();
     } else if (what == "steps") {
@@ -150,6 +168,7 @@ void serve_checkpoint(const std::string& socket) {
     if (what == "held") return fmt::format("{}", allocated_bytes());
     if (mesh.size() > 1) barrier(mesh, 0);
     if (what == "peak") return fmt::format("{}", peak(*made, rest));
+    if (what == "digest") return fmt::format("{}", made->digest());
     return fmt::format("{}", timed(*made, what, rest));
   });
 }

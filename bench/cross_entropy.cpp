@@ -55,9 +55,9 @@ void check_alike(TwoSides& sides, const std::string& dtype) {
     const std::vector<std::string> answers = side_of(sides, variant).ask("digest " + variant.name);
     for (std::size_t rank = 0; rank < ours.size(); ++rank) {
       double loss = 0, sum = 0, magnitude = 0, loss_of_ours = 0, sum_of_ours = 0;
-      std::istringstream(answers[rank]) >> loss >> sum >> magnitude;
-      std::istringstream(ours[rank]) >> loss_of_ours >> sum_of_ours;
-      if (std::abs(loss - loss_of_ours) <= tolerance * std::abs(loss) &&
+      const bool are_there = (std::istringstream(answers[rank]) >> loss >> sum >> magnitude) &&
+                             (std::istringstream(ours[rank]) >> loss_of_ours >> sum_of_ours);
+      if (are_there && std::abs(loss - loss_of_ours) <= tolerance * std::abs(loss) &&
           std::abs(sum - sum_of_ours) <= tolerance * magnitude) {
         continue;
       }

@@ -5,8 +5,10 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/optim/adamw.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/recorder.h"
@@ -61,6 +63,13 @@ std::function<void()> without_grad(std::function<void()> body) {
   };
 }
 
+std::function<void()> in_inference(std::function<void()> body) {
+  return [body = std::move(body)] {
+    const c10::InferenceMode guard;
+    body();
+  };
+}
+
 using Call = std::function<void(const Tensors&)>;
 
 Case operator_case(const std::string& name, double most_added, const Call& call, const Tensors& ours,
@@ -87,6 +96,25 @@ std::vector<Case> operators(const Tensors& ours, const Tensors& plain) {
   add("sdpa", 1, [](const Tensors& t) { (void)at::scaled_dot_product_attention(t.q, t.q, t.q); });
   out.back().subject.peer = false;  // PyTorch's DTensor has no rule for the CPU's kernel
   add("foreach_add_of_100", 10, [](const Tensors& t) { (void)at::_foreach_add(t.list, t.list); });
+  return out;
+}
+
+// Returns calls as a serving program makes them: under InferenceMode, and with operands that are made anew each time.
+std::vector<Case> serving(const Tensors& ours, const Tensors& plain) {
+  std::vector<Case> out;
+  const auto add = [&](const std::string& name, double most, const Call& call) {
+    out.push_back({.subject = {.name = name, .ours = in_inference([=] { call(ours); }), .plain = in_inference([=] {
+                                                                                          call(plain);
+                                                                                        })},
+                   .most_added = most});
+  };
+  add("inference_mm", 0.5, [](const Tensors& t) { (void)at::mm(t.a, t.right); });
+  add("inference_view", 0.5, [](const Tensors& t) { (void)t.a.view({t.a.size(0), 2, 4}); });
+  add("inference_layer_norm", 1, [](const Tensors& t) { (void)at::layer_norm(t.a, {8}, t.bias, t.bias); });
+  add("inference_add_of_fresh_plain", 1, [](const Tensors& t) {
+    const ImplicitReplication guard;
+    (void)at::add(t.x, at::empty({8, 8}, at::TensorOptions().device(t.x.device())));
+  });
   return out;
 }
 
@@ -197,6 +225,7 @@ std::vector<Case> dispatch_cases(const DeviceMesh& mesh) {
   const Tensors ours = on_mesh(mesh);
   const Tensors plain = pieces_of(ours);
   std::vector<Case> out = operators(ours, plain);
+  for (Case& each : serving(ours, plain)) out.push_back(std::move(each));
   for (Case& each : moves(ours, plain, mesh)) out.push_back(std::move(each));
   for (Case& each : graphs(ours, plain)) out.push_back(std::move(each));
   out.push_back(records(mesh));

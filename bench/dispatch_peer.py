@@ -2,10 +2,12 @@
 
 import sys
 import time
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
@@ -51,6 +53,11 @@ def adamw(mesh):
     return torch.optim.AdamW(parameters, foreach=False)
 
 
+def add_of_fresh_plain(t, guard):
+    with guard:
+        torch.add(t["x"], torch.empty(8, 8, device=DEVICE))
+
+
 def first_mm(left, right):
     torch._C._clear_DTensor_sharding_propagator_cache()
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
@@ -91,6 +98,11 @@ def calls_of(mesh, ours, plain):
     for name, call in calls.items():
         out[name] = (lambda call=call: call(ours), False)
         out["plain_" + name] = (lambda call=call: call(plain), False)
+    for name in ("mm", "view", "layer_norm"):
+        out["inference_" + name] = (lambda call=calls[name]: call(ours), "inference")
+        out["plain_inference_" + name] = (lambda call=calls[name]: call(plain), "inference")
+    out["inference_add_of_fresh_plain"] = (lambda: add_of_fresh_plain(ours, implicit_replication()), "inference")
+    out["plain_inference_add_of_fresh_plain"] = (lambda: add_of_fresh_plain(plain, nullcontext()), "inference")
     out["from_local"] = (lambda: DTensor.from_local(plain["a"], mesh, [Shard(0)]), False)
     partial = DTensor.from_local(plain["right"], mesh, [Partial()])
     for name, source, target in (
@@ -120,8 +132,8 @@ def main():
     calls = calls_of(*make_tensors())
     for line in sys.stdin:
         name, count = line.split()
-        body, grad = calls[name]
-        with torch.set_grad_enabled(grad):
+        body, mode = calls[name]
+        with torch.inference_mode() if mode == "inference" else torch.set_grad_enabled(mode):
             begin = time.perf_counter()
             for _ in range(int(count)):
                 body()

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <fstream>
 #include <stdexcept>
 
@@ -59,6 +60,7 @@ double time_cold_calls(const std::function<void()>& body, int calls) {
 }
 
 Peer::Peer(const std::vector<std::string>& command) {
+  std::signal(SIGPIPE, SIG_IGN);  // a peer that has ended is an error of ask()
   int down[2];
   int up[2];
   if (pipe(down) != 0 || pipe(up) != 0) throw std::runtime_error("peer: no pipe");
