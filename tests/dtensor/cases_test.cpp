@@ -348,7 +348,7 @@ TESSERA_RANKS_TEST_CASE("21: from_local infers the global geometry of even piece
 }
 
 TESSERA_RANKS_TEST_CASE("21b: from_local infers it where one of two cuts has a fixed size", {4}) {
-  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"a", "b"});
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"a", "b"}, world());
   const at::Tensor piece = at::ones({2, 3}, on(at::kFloat));
   const std::vector<Placements> cuts = {{RaggedShard(0, {4, 4}), Shard(0)},
                                         {Shard(0), RaggedShard(0, {2, 2})},
