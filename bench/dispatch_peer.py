@@ -98,7 +98,7 @@ def calls_of(mesh, ours, plain):
     for name, call in calls.items():
         out[name] = (lambda call=call: call(ours), False)
         out["plain_" + name] = (lambda call=call: call(plain), False)
-    for name in ("mm", "view", "layer_norm"):
+    for name in ("mm", "layer_norm"):
         out["inference_" + name] = (lambda call=calls[name]: call(ours), "inference")
         out["plain_inference_" + name] = (lambda call=calls[name]: call(plain), "inference")
     out["inference_add_of_fresh_plain"] = (lambda: add_of_fresh_plain(ours, implicit_replication()), "inference")
