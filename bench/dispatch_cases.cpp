@@ -56,18 +56,17 @@ Tensors pieces_of(const Tensors& ours) {
   return each(ours, [](const at::Tensor& t, const Placement&) { return to_local(t); });
 }
 
-std::function<void()> without_grad(std::function<void()> body) {
-  return [body = std::move(body)] {
-    const c10::AutoGradMode guard(false);
+// Returns a function that calls `body` under a Guard, which is made of `arguments`.
+template <class Guard, class... Arguments>
+std::function<void()> under(std::function<void()> body, Arguments... arguments) {
+  return [=] {
+    const Guard guard(arguments...);
     body();
   };
 }
 
-std::function<void()> in_inference(std::function<void()> body) {
-  return [body = std::move(body)] {
-    const c10::InferenceMode guard;
-    body();
-  };
+std::function<void()> without_grad(std::function<void()> body) {
+  return under<c10::AutoGradMode>(std::move(body), false);
 }
 
 using Call = std::function<void(const Tensors&)>;
@@ -102,11 +101,12 @@ std::vector<Case> operators(const Tensors& ours, const Tensors& plain) {
 // Returns calls as a serving program makes them: under InferenceMode, and with operands that are made anew each time.
 std::vector<Case> serving(const Tensors& ours, const Tensors& plain) {
   std::vector<Case> out;
+  const auto in_inference = [&](const Call& call, const Tensors& tensors) {
+    return under<c10::InferenceMode>([=] { call(tensors); });
+  };
   const auto add = [&](const std::string& name, double most, const Call& call) {
-    out.push_back({.subject = {.name = name, .ours = in_inference([=] { call(ours); }), .plain = in_inference([=] {
-                                                                                          call(plain);
-                                                                                        })},
-                   .most_added = most});
+    Subject subject{.name = name, .ours = in_inference(call, ours), .plain = in_inference(call, plain)};
+    out.push_back({.subject = std::move(subject), .most_added = most});
   };
   add("inference_mm", 0.5, [](const Tensors& t) { (void)at::mm(t.a, t.right); });
   add("inference_view", 0.5, [](const Tensors& t) { (void)t.a.view({t.a.size(0), 2, 4}); });

@@ -10,7 +10,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 
-#include "tessera/dtensor/arriving_gradients.h"
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
@@ -33,7 +32,6 @@ BucketReducer::BucketReducer(BucketLayouts layouts, const std::vector<at::Tensor
   for (const int64_t dim : data_dims) {
     if (mesh_.size(dim) == 1) continue;
     over_data_[static_cast<std::size_t>(dim)] = kPendingSum;
-    reduces_ = true;
   }
   for (const at::Tensor& each : parameters) {
     order_.push_back({.parameter = parameters_.size(), .pending = over_data_});
@@ -56,7 +54,7 @@ at::Tensor BucketReducer::in_layout_before(const ArrivingGradient& planned, cons
 at::Tensor BucketReducer::take_kept(std::size_t index) {
   Parameter& parameter = parameters_[index];
   const bool is_first = !std::exchange(parameter.is_kept_taken, true);
-  return has_kept_ && reduces_ && is_first ? parameter.grad.take() : parameter.grad.take_unless(layout(index));
+  return has_kept_ && reduces() && is_first ? parameter.grad.take() : parameter.grad.take_unless(layout(index));
 }
 
 void BucketReducer::add_kept(std::size_t index, at::Tensor& gradient) {

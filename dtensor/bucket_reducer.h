@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
+#include "tessera/dtensor/arriving_gradients.h"
 #include "tessera/dtensor/bucket_layouts.h"
 #include "tessera/dtensor/bucket_memory.h"
 #include "tessera/dtensor/bucket_plan.h"
@@ -72,6 +73,8 @@ class BucketReducer final : public detail::GradientReducer, public std::enable_s
   bool follow_parameters();
   bool learn_order();
   void pend_over_data(std::string& pending) const;
+  // Says whether a data dimension has several ranks.
+  bool reduces() const { return over_data_.find(kPendingSum) != std::string::npos; }
   void note(std::size_t index, const std::string& pending);
   void make_plan();
   void add_term(Parameter& parameter, const at::Tensor& gradient);
@@ -90,7 +93,6 @@ class BucketReducer final : public detail::GradientReducer, public std::enable_s
   const DeviceMesh mesh_;
   const int64_t bucket_bytes_;
   std::string over_data_;  // what data parallelism alone leaves pending
-  bool reduces_ = false;   // a data dimension has several ranks
   BucketLayouts layouts_;
   std::vector<Parameter> parameters_;
   // Lists all parameters: first those whose order the ranks have compared, then the others, from the last to the first

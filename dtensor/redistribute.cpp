@@ -83,9 +83,11 @@ at::Tensor run_one(const at::Tensor& dtensor, const Redistribution& redistributi
   return detail::wrap(std::move(piece), redistribution.to);
 }
 
-// Says whether a stream that reads a piece may have to wait for the stream that computes it.
-bool may_be_read_on_another_stream(const DeviceMesh& mesh) {
-  return !mesh.device().is_cpu() && !mesh.world().is_fake();
+// Says whether the call's results wait until they are read. On a GPU they do also where nothing is sent: the stream
+// that reads one may have to wait for the stream that computes it.
+bool pends(const RedistributeCall& call, bool communicates) {
+  const bool has_streams = !call.mesh().device().is_cpu() && !call.mesh().world().is_fake();
+  return call.options.async && (communicates || has_streams);
 }
 
 tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
@@ -108,8 +110,7 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
   const auto running = std::make_shared<AsyncRedistributions>(call.mesh(), std::move(items), wait_time);
   tensor_list out;
   for (std::size_t i = 0; i < dtensors.size(); ++i) out.push_back(detail::wrap(running, i, call.redistributions[i].to));
-  const bool pends = call.options.async && (communicates || may_be_read_on_another_stream(call.mesh()));
-  if (!pends) {
+  if (!pends(call, communicates)) {
     for (const at::Tensor& each : out) detail::meta(each).local();
   } else if (!call.takes()) {
     for (const at::Tensor& each : dtensors) running->forbid_writes(each);
@@ -136,10 +137,9 @@ tensor_list run_all(at::TensorList dtensors, const RedistributeCall& call) {
   const RedistributeScope scope(dtensors[0]);
   const Redistribution& first = call.redistributions[0];
   const CostModel& model = call.options.cost_model;
-  const auto pends = [&] {
-    return call.options.async && (first.route(model)->communicates() || may_be_read_on_another_stream(call.mesh()));
-  };
-  if (dtensors.size() == 1 && !pends()) return {run_one(dtensors[0], first, model, call.memory)};
+  const bool alone = dtensors.size() == 1;
+  if (alone && (!call.options.async || !pends(call, first.route(model)->communicates())))
+    return {run_one(dtensors[0], first, model, call.memory)};
   return run_batch(dtensors, call);
 }
 

@@ -263,7 +263,7 @@ TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
   check_layout({Shard(0, promises), R}, mesh, Sizes{4}, "test");
   refused({Shard(0, promises), R}, 5, "Pairs cannot cut 5 elements");
   CHECK_FALSE(is_layout({Shard(0, promises), R}, mesh, Sizes{5}));
-  // What the other cuts leave of 8 is 4.
+  // The other cut leaves 4 of the 8 elements.
   check_layout({Shard(0), RaggedShard(0, {4})}, Mesh({2, 1}), Sizes{8}, "test");
   const Mesh lone({1}, {"tp"});
   CHECK_THROWS_WITH_AS(check_layout({RaggedShard(0, {2, 2})}, lone, Sizes{4}, "test"), doctest::Contains("has 2 parts"),
