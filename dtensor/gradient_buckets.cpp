@@ -44,14 +44,6 @@ void check_parameters(const std::vector<BucketedParameter>& parameters) {
   }
 }
 
-void check_data_dims(const std::vector<int64_t>& data_dims, const DeviceMesh& mesh) {
-  for (const int64_t dim : data_dims) {
-    if (dim >= 0 && dim < mesh.ndim()) continue;
-    throw std::invalid_argument(fmt::format("bucket_gradients: data dimension {}; {} has mesh dimensions from 0 to {}",
-                                            dim, mesh.to_string(), mesh.ndim() - 1));
-  }
-}
-
 // Says whether the parameter may have a gradient, now or once it requires one.
 bool may_have_gradient(const at::Tensor& parameter) {
   if (parameter.requires_grad()) return true;
@@ -82,12 +74,24 @@ void detail::check_bucket_options(const GradientBucketOptions& options, int64_t 
   if (!options.cost_model.links.empty()) check_cost_model(options.cost_model, mesh_ndim, who + ": gradient_buckets");
 }
 
-void bucket_gradients(std::vector<BucketedParameter> parameters, const std::vector<int64_t>& data_dims,
+namespace {
+
+std::vector<int64_t> indexes_of(const MeshDims& data_dims, const Mesh& mesh) {
+  try {
+    return mesh.normalize(data_dims);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(fmt::format("bucket_gradients: data_dims: {}", error.what()));
+  }
+}
+
+}  // namespace
+
+void bucket_gradients(std::vector<BucketedParameter> parameters, const MeshDims& data_dims,
                       const GradientBucketOptions& options) {
   check_parameters(parameters);
   if (parameters.empty()) return;
   const DeviceMesh mesh = mesh_of(parameters.front().parameter);
-  check_data_dims(data_dims, mesh);
+  const std::vector<int64_t> dims = indexes_of(data_dims, mesh.mesh());
   detail::check_bucket_options(options, mesh.ndim(), "bucket_gradients");
   std::erase_if(parameters, [](const BucketedParameter& each) { return !may_have_gradient(each.parameter); });
   if (parameters.empty() || !mesh.is_member()) return;
@@ -99,9 +103,8 @@ void bucket_gradients(std::vector<BucketedParameter> parameters, const std::vect
                        .layout = normalize(each.gradient, mesh.mesh(), each.parameter.dim(), "bucket_gradients")});
     tensors.push_back(std::move(each.parameter));
   }
-  const auto reducer =
-      std::make_shared<BucketReducer>(BucketLayouts(mesh, std::move(layouts), options.dtype, options.cost_model),
-                                      tensors, data_dims, options.bucket_bytes);
+  const auto reducer = std::make_shared<BucketReducer>(
+      BucketLayouts(mesh, std::move(layouts), options.dtype, options.cost_model), tensors, dims, options.bucket_bytes);
   for (std::size_t i = 0; i < tensors.size(); ++i) attach(tensors[i], reducer, i);
 }
 

@@ -72,7 +72,7 @@ struct BucketedParameter {
 // that is listed twice, on a gradient's layout with Partial or of another number of placements than the mesh has
 // dimensions, on data dimensions and a cost model that do not fit the mesh, on a dtype that is not floating, and on a
 // negative number of bytes.
-void bucket_gradients(std::vector<BucketedParameter> parameters, const std::vector<int64_t>& data_dims,
+void bucket_gradients(std::vector<BucketedParameter> parameters, const MeshDims& data_dims,
                       const GradientBucketOptions& options = {});
 
 namespace detail {

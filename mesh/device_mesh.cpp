@@ -259,6 +259,10 @@ DeviceMesh DeviceMesh::merged(const std::vector<int64_t>& mesh_dims) const {
   return made;
 }
 
+DeviceMesh DeviceMesh::merged(std::initializer_list<int64_t> mesh_dims) const {
+  return merged(std::vector<int64_t>(mesh_dims));
+}
+
 c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(int64_t mesh_dim) const {
   const std::vector<int64_t>& ranks = group_ranks(mesh_dim);
   if (!is_member()) {

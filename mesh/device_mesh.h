@@ -99,6 +99,14 @@ class DeviceMesh {
   // that dimension. It does not communicate, since the group is made at first use. The result is cached with this mesh,
   // so a second call takes tens of nanoseconds. Any thread may call it.
   DeviceMesh merged(const std::vector<int64_t>& mesh_dims) const;
+  DeviceMesh merged(std::initializer_list<int64_t> mesh_dims) const;  // mesh.merged({0, 1})
+  // The overloads of names are templates, so that {} and {0} are numbers.
+  template <typename = void>
+  DeviceMesh merged(std::initializer_list<std::string> names) const {  // mesh.merged({"dp", "tp"})
+    return merged(mesh().normalize(MeshDims(names)));
+  }
+  template <typename = void>
+  DeviceMesh merged(std::initializer_list<std::initializer_list<const char*>> names) const = delete;
 
   // Returns the process group along one mesh dimension that contains this rank; its members make it together at first
   // use. To use it, include <torch/csrc/distributed/c10d/Backend.hpp>. Collectives called on it directly are neither

@@ -218,9 +218,8 @@ std::vector<int64_t> Mesh::ranks_along(int64_t mesh_dim, const std::vector<int64
   return ranks_over({mesh_dim}, coordinate);
 }
 
-std::vector<int64_t> Mesh::ranks_over(const std::vector<int64_t>& mesh_dims,
-                                      const std::vector<int64_t>& coordinate) const {
-  const std::vector<int64_t> dims = normalize(MeshDims(mesh_dims));
+std::vector<int64_t> Mesh::ranks_over(const MeshDims& mesh_dims, const std::vector<int64_t>& coordinate) const {
+  const std::vector<int64_t> dims = normalize(mesh_dims);
   check_coordinate(*this, coordinate);
   const std::vector<int64_t> strides = strides_of(shape_);
   std::vector<int64_t> origin = coordinate;

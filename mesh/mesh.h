@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -15,8 +16,10 @@ namespace tessera {
 
 // Holds a mesh dimension as a caller gives it, by index or by name: 1, -1 or "tp".
 struct MeshDim {
-  MeshDim(int64_t index) : given(index) {}
-  MeshDim(int index) : given(int64_t{index}) {}
+  template <typename Index>
+  requires(std::is_integral_v<Index> || (std::is_enum_v<Index> && std::is_convertible_v<Index, int64_t>))
+      MeshDim(Index index)
+      : given(static_cast<int64_t>(index)) {}
   MeshDim(std::string name) : given(std::move(name)) {}
   MeshDim(const char* name) : given(std::string(name)) {}
 
@@ -25,10 +28,13 @@ struct MeshDim {
 
 // Holds mesh dimensions as a caller gives them, by index or by name: {0, 1} or {"dp", "tp"}.
 struct MeshDims {
+  MeshDims() : given(std::vector<int64_t>()) {}
   MeshDims(std::initializer_list<int64_t> indexes) : given(std::vector<int64_t>(indexes)) {}
   MeshDims(std::initializer_list<std::string> names) : given(std::vector<std::string>(names)) {}
   MeshDims(std::vector<int64_t> indexes) : given(std::move(indexes)) {}
   MeshDims(std::vector<std::string> names) : given(std::move(names)) {}
+  // In {{"dp", "tp"}} the inner braces would make one string of two pointers.
+  MeshDims(std::initializer_list<std::initializer_list<const char*>>) = delete;
 
   std::variant<std::vector<int64_t>, std::vector<std::string>> given;
 };
@@ -85,19 +91,19 @@ class Mesh {
 
   // Returns the global ranks that share `coordinate` on every mesh dimension except `mesh_dims`, the last of
   // `mesh_dims` varying fastest. Throws std::invalid_argument on a mesh dimension that is out of range or given twice.
-  std::vector<int64_t> ranks_over(const std::vector<int64_t>& mesh_dims, const std::vector<int64_t>& coordinate) const;
+  std::vector<int64_t> ranks_over(const MeshDims& mesh_dims, const std::vector<int64_t>& coordinate) const;
 
   // Returns the name of a mesh dimension, or its index as text in a mesh without names.
   std::string mesh_dim_name(int64_t mesh_dim) const;
 
   // Returns the 1-D mesh over `mesh_dims` that contains `coordinate`. Its ranks are ranks_over(): row-major over
   // `mesh_dims` in the order given. Its name is their names joined by '+'.
-  //   {pp: 2, dp: 2, tp: 2}.merged({1, 2}, {1, 0, 0}) -> {dp+tp: 4} over ranks 4, 5, 6, 7
-  //   {pp: 2, dp: 2, tp: 2}.merged({2, 1}, {1, 0, 0}) -> {tp+dp: 4} over ranks 4, 6, 5, 7
-  //   {pp: 2, dp: 2, tp: 2}.merged({2}, {1, 0, 0})    -> {tp: 2} over ranks 4, 5
-  //   (2, 2).merged({0, 1}, {0, 0})                   -> {0+1: 4}
+  //   {pp: 2, dp: 2, tp: 2}.merged({"dp", "tp"}, {1, 0, 0}) -> {dp+tp: 4} over ranks 4, 5, 6, 7
+  //   {pp: 2, dp: 2, tp: 2}.merged({2, 1}, {1, 0, 0})       -> {tp+dp: 4} over ranks 4, 6, 5, 7
+  //   {pp: 2, dp: 2, tp: 2}.merged({2}, {1, 0, 0})          -> {tp: 2} over ranks 4, 5
+  //   (2, 2).merged({0, 1}, {0, 0})                         -> {0+1: 4}
   // A 1-D mesh returns itself. Throws like ranks_over(), and std::invalid_argument when `mesh_dims` is empty.
-  Mesh merged(const std::vector<int64_t>& mesh_dims, const std::vector<int64_t>& coordinate) const;
+  Mesh merged(const MeshDims& mesh_dims, const std::vector<int64_t>& coordinate) const;
 
   // Returns the submesh over `names`, in that order, that contains `coordinate`; its coordinates on the other mesh
   // dimensions are fixed.

@@ -17,9 +17,11 @@ void check_one_dimension(const DeviceMesh& mesh, const char* who) {
       fmt::format("{}: mesh {} does not have this rank; call it on the mesh's ranks alone", who, mesh.to_string()));
 }
 
-bool is_on_device(const at::Tensor& tensor, const DeviceMesh& mesh) {
-  return tensor.device() == mesh.device() || (tensor.is_cpu() && mesh.device_type() == c10::DeviceType::CPU);
+bool is_own_device(c10::Device device, const DeviceMesh& mesh) {
+  return device.type() == mesh.device_type() && (device.is_cpu() || !device.has_index() || device == mesh.device());
 }
+
+bool is_on_device(const at::Tensor& tensor, const DeviceMesh& mesh) { return is_own_device(tensor.device(), mesh); }
 
 void check_device(const at::Tensor& tensor, const DeviceMesh& mesh, const char* who, const char* what) {
   if (!tensor.defined() || is_on_device(tensor, mesh)) return;

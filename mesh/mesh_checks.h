@@ -12,7 +12,10 @@ namespace tessera {
 // Throws std::invalid_argument, "WHO: ...", unless `mesh` is 1-D and contains this rank.
 void check_one_dimension(const DeviceMesh& mesh, const char* who);
 
-// Says whether the tensor is on this rank's device of the mesh; any CPU device is the CPU.
+// Says whether `device` is this rank's device of the mesh. Any CPU device is the CPU, and one without an index, such as
+// "cuda", is the current one.
+bool is_own_device(c10::Device device, const DeviceMesh& mesh);
+// Says the same of the tensor's device.
 bool is_on_device(const at::Tensor& tensor, const DeviceMesh& mesh);
 
 // Throws std::invalid_argument, "WHO: ...", if `tensor` is defined and not on the mesh's device. The text calls it

@@ -131,12 +131,13 @@ void check_apart(const Mesh& mesh, const std::vector<Mesh>& parts, const std::ve
 
 }  // namespace
 
-Mesh Mesh::merged(const std::vector<int64_t>& mesh_dims, const std::vector<int64_t>& coordinate) const {
-  check_some("merged", *this, mesh_dims);
-  std::vector<int64_t> ranks = ranks_over(mesh_dims, coordinate);
+Mesh Mesh::merged(const MeshDims& mesh_dims, const std::vector<int64_t>& coordinate) const {
+  const std::vector<int64_t> dims = normalize(mesh_dims);
+  check_some("merged", *this, dims);
+  std::vector<int64_t> ranks = ranks_over(dims, coordinate);
   if (ndim() == 1) return *this;
   const auto size = static_cast<int64_t>(ranks.size());
-  return Mesh({size}, {joined_name(*this, mesh_dims)}, std::move(ranks));
+  return Mesh({size}, {joined_name(*this, dims)}, std::move(ranks));
 }
 
 Mesh Mesh::flatten(const MeshDims& mesh_dims, const std::string& name) const {

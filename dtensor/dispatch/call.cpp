@@ -18,6 +18,7 @@
 #include "tessera/mesh/collectives/replicated_check.h"
 #include "tessera/mesh/core/backward_pass.h"
 #include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/mesh_checks.h"
 #include "tessera/ops/rules/rule.h"
 
 namespace tessera::dispatch {
@@ -150,14 +151,15 @@ void refuse_piece(const Call& call, const TensorArg& plain) {
 // Throws if a plain tensor is on another device than the mesh: the operator would throw on the pieces, which fails the
 // job. Users' operators may take it.
 void refuse_elsewhere(const Call& call, const at::Tensor& plain) {
-  const c10::Device own = call.first_spec->mesh.device(), other = plain.device();
-  if (other.type() == own.type() && (own.is_cpu() || !own.has_index() || other == own)) return;
+  const DeviceMesh& mesh = call.first_spec->mesh;
+  if (is_on_device(plain, mesh)) return;
   const std::string& name = call.traits.name;
   if (!name.starts_with("aten::") || name.starts_with("aten::_foreach_")) return;
   if (contains(kAcrossDevices, call.traits.rule_name)) return;
   throw std::invalid_argument(fmt::format(
       "{}: a plain tensor [{}] on {} among DTensors on {}, the first of them {}; bring it there by .to(\"{}\")", name,
-      fmt::join(plain.sizes(), ", "), other.str(), own.str(), to_string(*call.first_spec), own.str()));
+      fmt::join(plain.sizes(), ", "), plain.device().str(), mesh.device().str(), to_string(*call.first_spec),
+      mesh.device().str()));
 }
 
 // Gives the call a DTensor over the memory of a plain tensor that it writes in backward. On a rank outside the mesh the

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/mesh/mesh_checks.h"
+
 namespace tessera::dispatch {
 namespace {
 
@@ -28,8 +30,8 @@ void refuse_another_device(const Call& call) {
   const at::IValue& given = call.arg(static_cast<std::size_t>(*argument));
   if (given.isNone() || given.toDevice().is_meta()) return;
   const Spec& spec = *call.first_spec;
-  const c10::Device device = given.toDevice(), own = spec.mesh.device();
-  if (device.type() == own.type() && (device.is_cpu() || !device.has_index() || device == own)) return;
+  const c10::Device device = given.toDevice();
+  if (is_own_device(device, spec.mesh)) return;
   if (call.traits.name != "aten::_to_copy") {
     throw std::invalid_argument(
         fmt::format("{}: {} would give a tensor on {}, where its mesh is not; leave the device out, or call it on "
@@ -81,8 +83,8 @@ void refuse_written(const Call& call) {
 void refuse_unsupported(const Call& call) {
   if (call.traits.changes_shape_in_place) {
     throw std::invalid_argument(
-        fmt::format("{}: a DTensor cannot change its shape or storage in place ({}); use the operator "
-                    "without the trailing underscore",
+        fmt::format("{}: a DTensor cannot change its shape or storage in place ({}); make another one, by narrow, cat, "
+                    "view or distribute_tensor",
                     call.traits.name, to_string(*call.first_spec)));
   }
   refuse_other_layouts(call);

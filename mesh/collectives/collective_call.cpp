@@ -39,13 +39,13 @@ const c10::intrusive_ptr<c10d::Backend>& CollectiveCall::group() const {
   return backend;
 }
 
-CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim, WaitTime wait_time) {
+CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, const MeshDim& mesh_dim, WaitTime wait_time) {
   if (!mesh.is_member()) {
     throw std::invalid_argument(
         fmt::format("{}: rank {} is outside mesh {} and must not call it; ask is_member() first", kind,
                     mesh.world().rank(), mesh.to_string()));
   }
-  return {.kind = kind, .mesh = mesh, .mesh_dim = mesh.mesh().normalize(mesh_dim), .wait_time = wait_time};
+  return {.kind = kind, .mesh = mesh, .mesh_dim = mesh.mesh().index_of(mesh_dim), .wait_time = wait_time};
 }
 
 // ---- arguments ----------------------------------------------------------------------------------------------------
@@ -54,10 +54,17 @@ void check_tensor(const CollectiveCall& call, const at::Tensor& tensor) {
   if (!tensor.defined()) throw std::invalid_argument(fmt::format("{}: the tensor is undefined", call.kind));
   detail::refuse_deferred(call.kind, tensor);
   if (has_no_data(tensor)) throw std::invalid_argument(no_data(call.kind));
-  if (!is_on_device(tensor, call.mesh) || tensor.layout() != at::kStrided) {
-    throw std::invalid_argument(fmt::format(
-        "{}: a {} tensor on {} cannot be sent on mesh {}; move it with to(mesh.device())", call.kind,
-        tensor.layout() == at::kStrided ? "dense" : "sparse", tensor.device().str(), call.mesh.to_string()));
+  const bool is_dense = tensor.layout() == at::kStrided;
+  if (!is_on_device(tensor, call.mesh) || !is_dense) {
+    throw std::invalid_argument(
+        fmt::format("{}: a {} tensor on {} cannot be sent on mesh {}; {}", call.kind, is_dense ? "dense" : "sparse",
+                    tensor.device().str(), call.mesh.to_string(),
+                    is_dense ? "move it with to(mesh.device())" : "give a dense one, to_dense()"));
+  }
+  if (tensor.is_quantized()) {
+    throw std::invalid_argument(
+        fmt::format("{}: a quantized tensor of {} cannot be sent; send its int_repr(), or dequantize it first",
+                    call.kind, c10::toString(tensor.scalar_type())));
   }
 }
 

@@ -34,7 +34,7 @@ struct CollectiveCall {
 };
 
 // Makes a call. Throws std::invalid_argument when this rank is outside the mesh or the mesh has no such dimension.
-CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim,
+CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, const MeshDim& mesh_dim,
                           WaitTime wait_time = WaitTime::kLater);
 
 // ---- arguments: these throw std::invalid_argument -----------------------------------------------------------------

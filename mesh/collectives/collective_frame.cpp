@@ -144,7 +144,9 @@ at::Tensor PendingCollective::wait() {
     queued_.keep(result_);
     return std::exchange(result_, at::Tensor());
   }
-  const World::Exclusive exclusive(work_->call.mesh.world());
+  // The call may hold the last reference to its world, which must outlive the Exclusive.
+  const std::shared_ptr<World> world = work_->call.mesh.world_ptr();
+  const World::Exclusive exclusive(*world);
   const detail::NotDeferred own_tensors;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::unique_ptr<Work> work = std::move(work_);
@@ -171,9 +173,9 @@ PendingCollective start_call(const CollectiveCall& call, int64_t bytes, const In
   return PendingCollective(std::make_unique<PendingCollective::Work>(std::move(work)));
 }
 
-at::Tensor run_call(const DeviceMesh& mesh, int64_t mesh_dim, c10::function_ref<PendingCollective()> start) {
+at::Tensor run_call(const DeviceMesh& mesh, const MeshDim& mesh_dim, c10::function_ref<PendingCollective()> start) {
   std::optional<World::Exclusive> exclusive;
-  if (mesh.is_member() && mesh.size(mesh_dim) > 1) exclusive.emplace(mesh.world());
+  if (mesh.is_member() && mesh.size(mesh.mesh().index_of(mesh_dim)) > 1) exclusive.emplace(mesh.world());
   return start().wait();
 }
 

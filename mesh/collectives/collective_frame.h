@@ -22,6 +22,6 @@ PendingCollective start_call(const CollectiveCall& call, int64_t bytes, const In
 
 // Runs `start`, waits for the collective and returns its result. No other thread of this rank may communicate
 // meanwhile.
-at::Tensor run_call(const DeviceMesh& mesh, int64_t mesh_dim, c10::function_ref<PendingCollective()> start);
+at::Tensor run_call(const DeviceMesh& mesh, const MeshDim& mesh_dim, c10::function_ref<PendingCollective()> start);
 
 }  // namespace tessera

@@ -62,7 +62,7 @@ PendingCollective start_reduce_parts(const Call& call, const at::Tensor& input, 
 }
 
 PendingCollective start_exchange(const char* kind, const at::Tensor& input, const Counts& send, const Counts& receive,
-                                 const DeviceMesh& mesh, int64_t mesh_dim, WaitTime wait_time) {
+                                 const DeviceMesh& mesh, const MeshDim& mesh_dim, WaitTime wait_time) {
   const Call call = begin_call(kind, mesh, mesh_dim, wait_time);
   check_tensor(call, input);
   const auto bad = [](int64_t count) { return count < 0; };
@@ -88,7 +88,7 @@ PendingCollective start_exchange(const char* kind, const at::Tensor& input, cons
 // ---- without waiting ----------------------------------------------------------------------------------------------
 
 PendingCollective start_all_gather(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh,
-                                   int64_t mesh_dim, WaitTime wait_time) {
+                                   const MeshDim& mesh_dim, WaitTime wait_time) {
   const Call call = begin_call("all_gather", mesh, mesh_dim, wait_time);
   check_tensor(call, input);
   const int64_t sum = check_counts(call, counts);
@@ -102,8 +102,8 @@ PendingCollective start_all_gather(const at::Tensor& input, const Counts& counts
                     [&] { return gather(call, row_major(input), counts); });
 }
 
-PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op,
-                                   bool owned, WaitTime wait_time) {
+PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, const MeshDim& mesh_dim,
+                                   ReduceOp op, bool owned, WaitTime wait_time) {
   const Call call = begin_call("all_reduce", mesh, mesh_dim, wait_time);
   check_tensor(call, input);
   const at::ScalarType dtype = input.scalar_type();
@@ -120,7 +120,7 @@ PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& me
 }
 
 PendingCollective start_reduce_scatter(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh,
-                                       int64_t mesh_dim, ReduceOp op, WaitTime wait_time) {
+                                       const MeshDim& mesh_dim, ReduceOp op, WaitTime wait_time) {
   const Call call = begin_call("reduce_scatter", mesh, mesh_dim, wait_time);
   check_tensor(call, input);
   reduced_as(input.scalar_type(), op, call.kind);  // or throws, on every rank
@@ -135,31 +135,31 @@ PendingCollective start_reduce_scatter(const at::Tensor& input, const Counts& co
 }
 
 PendingCollective start_all_to_all(const at::Tensor& input, const Counts& send, const Counts& receive,
-                                   const DeviceMesh& mesh, int64_t mesh_dim, WaitTime wait_time) {
+                                   const DeviceMesh& mesh, const MeshDim& mesh_dim, WaitTime wait_time) {
   return start_exchange("all_to_all", input, send, receive, mesh, mesh_dim, wait_time);
 }
 
 PendingCollective start_permute(const at::Tensor& input, const Counts& send, const Counts& receive,
-                                const DeviceMesh& mesh, int64_t mesh_dim, WaitTime wait_time) {
+                                const DeviceMesh& mesh, const MeshDim& mesh_dim, WaitTime wait_time) {
   return start_exchange("permute", input, send, receive, mesh, mesh_dim, wait_time);
 }
 
 // ---- waiting ------------------------------------------------------------------------------------------------------
 
-at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim) {
+at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, const MeshDim& mesh_dim) {
   return gather_now(begin_call("all_gather", mesh, mesh_dim, WaitTime::kAtOnce), input);
 }
 
-at::Tensor all_gather(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh, int64_t mesh_dim) {
+at::Tensor all_gather(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh, const MeshDim& mesh_dim) {
   return run_call(mesh, mesh_dim, [&] { return start_all_gather(input, counts, mesh, mesh_dim, WaitTime::kAtOnce); });
 }
 
-at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op) {
+at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, const MeshDim& mesh_dim, ReduceOp op) {
   return run_call(mesh, mesh_dim,
                   [&] { return start_all_reduce(input, mesh, mesh_dim, op, /*owned=*/false, WaitTime::kAtOnce); });
 }
 
-at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op) {
+at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, const MeshDim& mesh_dim, ReduceOp op) {
   const Call call = begin_call("reduce_scatter", mesh, mesh_dim, WaitTime::kAtOnce);
   check_rows(call, input);
   reduced_as(input.scalar_type(), op, call.kind);  // or throws, on every rank
@@ -174,25 +174,25 @@ at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64
       .view(row);
 }
 
-at::Tensor reduce_scatter(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh, int64_t mesh_dim,
-                          ReduceOp op) {
+at::Tensor reduce_scatter(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh,
+                          const MeshDim& mesh_dim, ReduceOp op) {
   return run_call(mesh, mesh_dim,
                   [&] { return start_reduce_scatter(input, counts, mesh, mesh_dim, op, WaitTime::kAtOnce); });
 }
 
 at::Tensor all_to_all(const at::Tensor& input, const Counts& send, const Counts& receive, const DeviceMesh& mesh,
-                      int64_t mesh_dim) {
+                      const MeshDim& mesh_dim) {
   return run_call(mesh, mesh_dim,
                   [&] { return start_all_to_all(input, send, receive, mesh, mesh_dim, WaitTime::kAtOnce); });
 }
 
 at::Tensor permute(const at::Tensor& input, const Counts& send, const Counts& receive, const DeviceMesh& mesh,
-                   int64_t mesh_dim) {
+                   const MeshDim& mesh_dim) {
   return run_call(mesh, mesh_dim,
                   [&] { return start_permute(input, send, receive, mesh, mesh_dim, WaitTime::kAtOnce); });
 }
 
-at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, int64_t source) {
+at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, const MeshDim& mesh_dim, int64_t source) {
   const Call call = begin_call("broadcast", mesh, mesh_dim, WaitTime::kAtOnce);
   check_tensor(call, input);
   check_source(call, source);
@@ -208,7 +208,7 @@ at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t me
   });
 }
 
-at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const DeviceMesh& mesh, int64_t mesh_dim,
+at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const DeviceMesh& mesh, const MeshDim& mesh_dim,
                    int64_t source) {
   const Call call = begin_call("scatter", mesh, mesh_dim, WaitTime::kAtOnce);
   check_tensor(call, like);
@@ -223,7 +223,7 @@ at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const Device
   });
 }
 
-void barrier(const DeviceMesh& mesh, int64_t mesh_dim) {
+void barrier(const DeviceMesh& mesh, const MeshDim& mesh_dim) {
   const Call call = begin_call("barrier", mesh, mesh_dim);
   if (call.n() == 1) return;
   run_call(mesh, mesh_dim, [&] { return start_call(call, 0, {}, [&] { return barrier_all(call); }); });

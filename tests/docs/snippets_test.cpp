@@ -255,8 +255,8 @@ TESSERA_RANKS_TEST_CASE("docs/meshes.md: slices, and mesh dimensions merged or s
   const at::Tensor x = torch::full({3}, static_cast<double>(tessera::testing::rank()));
   const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {2, 2}, {"dp", "tp"});
 
-  const tessera::DeviceMesh tp = mesh["tp"];             // {tp: 2}: the ranks that differ from this one on tp alone
-  const tessera::DeviceMesh both = mesh.merged({0, 1});  // {dp+tp: 4}: one group over both mesh dimensions
+  const tessera::DeviceMesh tp = mesh["tp"];  // {tp: 2}: the ranks that differ from this one on tp alone
+  const tessera::DeviceMesh both = mesh.merged({"dp", "tp"});  // {dp+tp: 4}: one group over both mesh dimensions
   const at::Tensor total = tessera::all_reduce(x, both, 0, tessera::ReduceOp::kSum);
 
   const tessera::DeviceMesh flat = mesh.flatten({"dp", "tp"}, "all");             // {all: 4}

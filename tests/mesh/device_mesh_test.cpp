@@ -16,6 +16,16 @@ using namespace tessera;
 using tessera::testing::check_refused;
 using Ints = std::vector<int64_t>;
 
+namespace {
+
+template <class M>
+constexpr bool takes_double_braces = requires(const M& mesh) {
+  mesh.flatten({{"dp", "tp"}});
+}
+|| requires(const M& mesh) { mesh.merged({{"dp", "tp"}}); };
+
+}  // namespace
+
 TEST_CASE("a device mesh knows this rank's place") {
   const DeviceMesh mesh = init_device_mesh("cpu", {2, 3}, {"dp", "tp"}, World::fake(4, 6));
   CHECK(mesh.coordinate() == Ints{1, 1});
@@ -42,6 +52,7 @@ TEST_CASE("slices go through this rank, in the order of the names") {
 
 TEST_CASE("merged mesh dimensions go through this rank, and are kept") {
   const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, World::fake(5, 8));
+  static_assert(!takes_double_braces<DeviceMesh>);  // it would be one string of two pointers
   const DeviceMesh merged = mesh.merged({1, 2});
   CHECK(merged.mesh() == Mesh({4}, {"dp+tp"}, {4, 5, 6, 7}));
   CHECK(merged.coordinate() == Ints{1});
@@ -49,6 +60,10 @@ TEST_CASE("merged mesh dimensions go through this rank, and are kept") {
   CHECK(merged.group_ranks(0) == Ints{4, 5, 6, 7});
   CHECK(mesh.merged({1, 2}) == merged);
   CHECK(mesh.merged({-2, -1}) == merged);
+  CHECK(mesh.merged({"dp", "tp"}) == merged);
+  CHECK(mesh.merged({"tp"}) == mesh["tp"]);
+  CHECK(mesh.merged({0}) == mesh["pp"]);
+  CHECK(mesh.mesh().merged({"dp", "tp"}, {0, 0, 0}) == Mesh({4}, {"dp+tp"}));
   CHECK(mesh.merged({2, 1}).mesh() == Mesh({4}, {"tp+dp"}, {4, 6, 5, 7}));
   CHECK(mesh.merged({2, 1}).coordinate() == Ints{2});
   CHECK(mesh.merged({2}) == mesh["tp"]);

@@ -110,6 +110,18 @@ TESSERA_RANKS_TEST_CASE("all_reduce and reduce_scatter agree with the reduction 
   }
 }
 
+TESSERA_RANKS_TEST_CASE("collectives take a mesh dimension by its name", {1, 4}) {
+  const int64_t n = world()->size();
+  const DeviceMesh mesh = init_device_mesh(device_name(), {n == 4 ? 2 : 1, n == 4 ? 2 : 1}, {"dp", "tp"}, world());
+  const at::Tensor here = held(world()->rank(), at::kDouble);
+  CHECK(same(all_reduce(here, mesh, "tp", ReduceOp::kSum), all_reduce(here, mesh, 1, ReduceOp::kSum)));
+  CHECK(same(all_gather(here, mesh, "dp"), all_gather(here, mesh, 0)));
+  barrier(mesh, "tp");
+  const auto wrong = [&] { all_reduce(here, mesh, "cp", ReduceOp::kSum); };
+  CHECK_THROWS_WITH_AS(wrong(), doctest::Contains("has no mesh dimension 'cp'; there are: dp, tp"),
+                       std::invalid_argument);
+}
+
 TESSERA_RANKS_TEST_CASE("bool and complex are reduced where that means something", {2, 3}) {
   const DeviceMesh mesh = line();
   const int64_t n = world()->size();
@@ -421,6 +433,9 @@ TESSERA_RANKS_TEST_CASE("bad arguments are refused on every rank, before anythin
   check_refused([&] { all_gather(at::Tensor(), mesh, 0); }, "all_gather: the tensor is undefined");
   check_refused([&] { all_gather(x.to_sparse(), mesh, 0); },
                 fmt::format("all_gather: a sparse tensor on {} cannot be sent", x.device().str()));
+  check_refused([&] { broadcast(x.to_sparse(), mesh, 0, 0); }, "; give a dense one, to_dense()");
+  check_refused([&] { all_gather(at::quantize_per_tensor(x, 1.0, 0, at::kQInt8), mesh, 0); },
+                "all_gather: a quantized tensor of QInt8 cannot be sent; send its int_repr(), or dequantize it first");
   check_refused([&] { all_gather(x.to(at::kMeta), mesh, 0); }, "dense tensor on meta cannot be sent on mesh {tp: ");
   // This tensor is made as a DTensor is.
   at::Tensor bare(c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::PrivateUse3),
