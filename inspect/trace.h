@@ -31,8 +31,8 @@ std::string chrome_trace(const std::vector<Record>& records);
 
 // Gathers the records of all ranks of `mesh` and writes their trace on its first rank; the file appears all at once.
 // Communicates as gather_records, and then one all_reduce of 40 bytes per mesh dimension: if the file cannot be
-// written, every rank throws std::runtime_error with the path and the system's text. In a fake world this rank writes
-// its own records.
+// written, every rank throws std::runtime_error with the path and the system's text, or std::invalid_argument where the
+// path is a link, a folder, a pipe or a device. In a fake world this rank writes its own records.
 void write_trace(const DeviceMesh& mesh, const std::string& path);
 
 // Sums up the collectives of one kind on one mesh dimension. Times are the host's: over NCCL a collective ends for it,

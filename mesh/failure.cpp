@@ -311,11 +311,12 @@ void FailureBoard::announce_arrival() noexcept {
                [&] { store_->set(came_key(options_.rank), std::string("1")); });
 }
 
-// Returns those of `ranks` whose key is not in the store within `patience`, without this rank.
+// Returns those of `ranks` whose key is not in the store within `patience`, without this rank, in ascending order.
 std::vector<int64_t> FailureBoard::without_key(const std::vector<int64_t>& ranks, std::string (*key)(int64_t),
                                                std::chrono::milliseconds patience) {
   std::vector<int64_t> left;
   std::ranges::copy_if(ranks, std::back_inserter(left), [&](int64_t rank) { return rank != options_.rank; });
+  std::ranges::sort(left);
   const auto deadline = std::chrono::steady_clock::now() + patience;
   while (store_) {
     std::erase_if(left, [&](int64_t rank) { return store_->check({key(rank)}); });
@@ -371,7 +372,10 @@ std::string FailureBoard::who_is_missing(const std::vector<int64_t>& ranks,
   if (missing.has_value() && !missing->silent.empty()) {
     text += fmt::format("; ranks [{}] do not answer", fmt::join(missing->silent, ", "));
   }
-  if (missing.has_value() && !missing->busy.empty()) {
+  // A rank that is busy elsewhere has nothing to do with a collective of others that timed out.
+  const int64_t whose = failure().rank;
+  const bool is_theirs = whose < 0 || whose == options_.rank || std::ranges::find(ranks, whose) != ranks.end();
+  if (is_theirs && missing.has_value() && !missing->busy.empty()) {
     text += fmt::format("; ranks [{}] did not come to it", fmt::join(missing->busy, ", "));
   }
   return text;

@@ -118,7 +118,8 @@ class FailureBoard {
   void announce_arrival() noexcept;
   // Returns text such as "; ranks [2] did not come to it" about those of `ranks` that have not called
   // announce_arrival() within `patience`, since they run something else, or "; ranks [2] do not answer" about those
-  // that have not called acknowledge() either: they have ended, were stopped or were cut off. Returns "" where all
+  // that have not called acknowledge() either: they have ended, were stopped or were cut off. Where the failure is that
+  // of a rank outside `ranks`, it says only who does not answer: that rank has waited for others. Returns "" where all
   // came. Where the store ends meanwhile, what it said last counts. The rank that serves the store then waits for half
   // a second at most until the others have looked too. Call it only after failed().
   std::string who_is_missing(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;

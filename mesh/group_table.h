@@ -119,7 +119,8 @@ class GroupTable {
   std::atomic<bool> is_late_{false};  // a group did not end within its limit
   mutable std::mutex mutex_;          // guards what follows; never held while a group is made
   std::map<Key, BackendGroup> groups_;
-  std::chrono::milliseconds longest_limit_{0};      // of the groups with a limit of their own, also while they are made
+  // The longest limit of the groups that have one of their own: of those of get() also while they are made.
+  std::chrono::milliseconds longest_limit_{0};
   std::atomic<bool> some_abort_themselves_{false};  // whether a group has had BackendGroup::aborted
   std::jthread watcher_;
   bool ended_ = false;

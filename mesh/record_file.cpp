@@ -75,6 +75,7 @@ std::string dump(const Json& line) { return line.dump(-1, ' ', false, Json::erro
 
 RankRecords read_records(const fs::path& path) {
   std::ifstream file(path);
+  if (!file) throw std::runtime_error(fmt::format("{} cannot be read: {}", path.string(), std::strerror(errno)));
   RankRecords out;
   std::string line;
   try {

@@ -30,6 +30,9 @@ namespace {
 constexpr int kKindBits = 2;
 constexpr uint64_t kKindMask = (1U << kKindBits) - 1;
 
+// Is the stamp of a slot that is being written: no record has number 0.
+constexpr uint64_t kBusy = kKindMask;
+
 uint64_t stamp_of(uint64_t sequence, RecordKind kind) { return sequence << kKindBits | static_cast<uint64_t>(kind); }
 
 std::string text_of(const std::string* text) { return text == nullptr ? "" : *text; }
@@ -106,7 +109,11 @@ uint64_t Recorder::fill(const Filling& filling) {
   constexpr auto kRelease = std::memory_order_release;
   const uint64_t sequence = next_.fetch_add(1, std::memory_order_relaxed);
   Slot& slot = slot_of(sequence);
-  slot.stamp.store(0, std::memory_order_relaxed);
+  uint64_t before = slot.stamp.load(std::memory_order_relaxed);
+  do {
+    // While this thread was held up, others may have gone once around: then this record is lost, not theirs.
+    if (before == kBusy || before >> kKindBits > sequence) return sequence;
+  } while (!slot.stamp.compare_exchange_weak(before, kBusy, std::memory_order_acquire));
   slot.end.store(0, kRelease);
   slot.waited_from.store(0, kRelease);
   slot.name.store(filling.name, kRelease);

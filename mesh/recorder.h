@@ -134,8 +134,8 @@ class Recorder {
   };
   uint64_t begin(const Collective& collective);
   // Say that this rank begins to wait, of which the first time counts; that it goes on without the result, so that the
-  // next time counts; and that the record ends. A record that was overwritten or forgotten is left alone, and so is
-  // sequence 0.
+  // next time counts; and that the record ends. A record that was overwritten or forgotten is left alone (unless
+  // a thread is held up in these calls while others go once around the ring), and so is sequence 0.
   void wait_begins(uint64_t sequence);
   void wait_pauses(uint64_t sequence);
   void end(uint64_t sequence);
@@ -147,9 +147,9 @@ class Recorder {
     std::vector<int64_t> ranks;
     std::atomic<int64_t> collectives{0};
   };
-  // Holds one record. `stamp` is its sequence and kind, and 0 while a writer fills it; a reader compares the stamp
-  // before and after. Releases and acquires keep the order; fences would too, but ThreadSanitizer does not know them.
-  // On x86 they are plain loads and stores.
+  // Holds one record. `stamp` is its sequence and kind, 0 before the first one, and that of no record while a writer
+  // fills it; a reader compares the stamp before and after. Releases and acquires keep the order; fences would too, but
+  // ThreadSanitizer does not know them. On x86 they are plain loads and stores.
   struct Slot {
     std::atomic<uint64_t> stamp{0};
     std::atomic<uint64_t> begin{0};

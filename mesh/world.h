@@ -67,7 +67,9 @@ struct WorldOptions {
   bool fake = false;                                            // collectives move nothing: plans for any world size
   bool checked = false;                   // checks every collective; see mesh/collectives/checked.h
   std::size_t recorder_capacity = 16384;  // records that recorder() keeps, 80 bytes each; 0: it is off
-  std::string records_folder;  // where this rank writes what recorder() holds when the job fails; empty: nowhere
+  // Is where this rank writes what recorder() holds when the job fails; empty: nowhere. A relative path starts from the
+  // folder that is current when the world is made.
+  std::string records_folder;
   // When set, makes the process groups instead of cpu_backend and NCCL; see mesh/backends/backend_group.h.
   std::function<BackendGroup(const GroupRequest&)> make_group;
   // The launcher notes in this file a rank that it saw die, and in this path with ".RANK" a rank that ended without an
@@ -128,8 +130,9 @@ class World : public std::enable_shared_from_this<World> {
 
   // Returns the group of `ranks`, which must include this rank, for tensors on `device`: over cpu_backend() for CPU,
   // NCCL or Gloo for CUDA. The first call makes the group, collectively over `ranks`; other options make another group.
-  // Throws std::invalid_argument when this rank is not among `ranks`, when one of them is outside the world, and like
-  // normalized(); std::runtime_error when the device or its backend is not available, or the world has failed.
+  // Throws std::invalid_argument when this rank is not among `ranks`, when one of them is outside the world or listed
+  // twice, and like normalized(); std::runtime_error when the device or its backend is not available, or the world has
+  // failed.
   c10::intrusive_ptr<c10d::Backend> group(const std::vector<int64_t>& ranks, c10::DeviceType device,
                                           const GroupOptions& options = {});
   // Returns `options` without those that equal this world's defaults for `device`, so that equal groups have equal
@@ -138,8 +141,8 @@ class World : public std::enable_shared_from_this<World> {
   GroupOptions normalized(const GroupOptions& options, c10::DeviceType device) const;
   // Makes `backend`, which the caller has created, the group of `ranks` for tensors on `device` from now on, in place
   // of the world's own. Every member of `ranks` must call this between the same two collectives. Does not communicate.
-  // Throws std::invalid_argument when this rank is not among `ranks`, or when its position in them and their number
-  // differ from the backend's.
+  // Throws std::invalid_argument where group() does for `ranks`, on a null backend, and when this rank's position in
+  // them and their number differ from the backend's.
   void adopt(const std::vector<int64_t>& ranks, c10::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend);
   // Returns how often adopt() has been called. A group that group() returned at a lower count may have been replaced.
   // Call it within an Exclusive.

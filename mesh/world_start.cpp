@@ -8,6 +8,8 @@
 #include <mutex>
 #include <numeric>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
@@ -35,9 +37,11 @@ void check_options(const WorldOptions& options) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
     throw std::invalid_argument(fmt::format("World: rank {} is outside [0, {})", options.rank, options.size));
   }
-  if (options.local_rank < 0 || options.local_size < 1 || options.local_size > options.size) {
-    throw std::invalid_argument(fmt::format("World: local rank {} of {} does not fit a world of {}", options.local_rank,
-                                            options.local_size, options.size));
+  if (options.local_rank < 0 || options.local_rank >= options.local_size || options.local_size > options.size) {
+    throw std::invalid_argument(
+        fmt::format("World: local rank {} of {} does not fit a world of {}; set WorldOptions::local_size to the number "
+                    "of ranks on this host, and local_rank to a number below it",
+                    options.local_rank, options.local_size, options.size));
   }
   if (options.size > 1 && !options.fake && !options.store) {
     throw std::invalid_argument(
@@ -78,6 +82,13 @@ void check_members(const World& world, const std::vector<int64_t>& ranks) {
     throw std::invalid_argument(fmt::format("group of ranks [{}]: rank {} is outside the world of {}",
                                             fmt::join(ranks, ", "), *outside, world.size()));
   }
+  std::vector<int64_t> sorted = ranks;
+  std::ranges::sort(sorted);
+  const auto twice = std::ranges::adjacent_find(sorted);
+  if (twice != sorted.end()) {
+    throw std::invalid_argument(fmt::format("group of ranks [{}]: rank {} is listed twice; list each rank once",
+                                            fmt::join(ranks, ", "), *twice));
+  }
 }
 
 WorldOptions options_from(const Environment& environment) {
@@ -91,11 +102,19 @@ WorldOptions options_from(const Environment& environment) {
   options.gloo_for_cuda = environment.cuda_backend == "gloo";
   options.checked = environment.checked;
   options.agent_serves_store = environment.agent_store;
-  // The program may go to another folder before these are used.
-  if (!environment.records_folder.empty())
-    options.records_folder = std::filesystem::absolute(environment.records_folder);
+  options.records_folder = environment.records_folder;
+  // The program may go to another folder before it is used.
   if (!environment.store_path.empty()) options.lost_file = std::filesystem::absolute(environment.store_path + ".lost");
   return options;
+}
+
+// Returns the folder of records by a path that stays right where the program goes to another folder. Where the current
+// folder is gone it stays as it is, and start() says that there will be no records.
+std::string absolute_path(const std::string& folder) {
+  if (folder.empty()) return folder;
+  std::error_code is_gone;
+  const std::filesystem::path path = std::filesystem::absolute(folder, is_gone);
+  return is_gone ? folder : path.string();
 }
 
 // Keeps the store of from_environment() until the process ends: a later World must not find a peer's server or file
@@ -158,6 +177,7 @@ World::~World() {
 
 std::shared_ptr<World> World::create(WorldOptions options) {
   check_options(options);
+  options.records_folder = absolute_path(options.records_folder);
   std::shared_ptr<World> world(new World(std::move(options)));
   world->start();
   return world;

@@ -2,9 +2,11 @@
 #include "tessera/mesh/backends/backend_group.h"
 
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -42,11 +44,17 @@ class FakeBackend : public c10d::Backend {
     return done();
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) override {
+    const std::size_t bytes = input.nbytes();
+    if (output.nbytes() != static_cast<std::size_t>(getSize()) * bytes) {
+      throw std::invalid_argument(fmt::format(
+          "_allgather_base of {} ranks in a fake world: an input of {} bytes does not fill an output of {}; "
+          "give one of {} bytes",
+          getSize(), bytes, output.nbytes(), static_cast<std::size_t>(getSize()) * bytes));
+    }
     if (!output.is_cpu() || !output.is_contiguous() || !input.is_contiguous()) {
       output.view({getSize(), -1}).copy_(input.reshape({1, -1}).expand({getSize(), -1}));
       return done();
     }
-    const std::size_t bytes = input.nbytes();
     if (bytes == 0) return done();
     auto* to = static_cast<char*>(output.mutable_data_ptr());
     const void* const from = input.const_data_ptr();

@@ -149,8 +149,7 @@ class MpiBackend : public c10d::Backend {
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
     const at::Tensor& input = only(inputs, "allgather");
     const MpiSpans to = mpi_spans(only(outputs, "allgather"), getSize(), "allgather");
-    return start(options,
-                 {exchange_spans(*transport_, next_tag(), repeat_span(mpi_span(input, "allgather"), getSize()), to)},
+    return start(options, {checked_exchange(repeat_span(mpi_span(input, "allgather"), getSize()), to, "allgather")},
                  with(outputs.front(), input));
   }
 
@@ -159,10 +158,8 @@ class MpiBackend : public c10d::Backend {
     const int root = checked_rank(options.rootRank, "gather");
     const Tensors to = getRank() == root ? only(outputs, "gather") : Tensors();
     const MpiSpans spans = getRank() == root ? mpi_spans(to, getSize(), "gather") : repeat_span({}, getSize());
-    return start(
-        options,
-        {exchange_spans(*transport_, next_tag(), span_only_at(root, mpi_span(input, "gather"), getSize()), spans)},
-        with(to, input));
+    return start(options, {checked_exchange(span_only_at(root, mpi_span(input, "gather"), getSize()), spans, "gather")},
+                 with(to, input));
   }
 
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
@@ -170,10 +167,9 @@ class MpiBackend : public c10d::Backend {
     const int root = checked_rank(options.rootRank, "scatter");
     const Tensors from = getRank() == root ? only(inputs, "scatter") : Tensors();
     const MpiSpans spans = getRank() == root ? mpi_spans(from, getSize(), "scatter") : repeat_span({}, getSize());
-    return start(
-        options,
-        {exchange_spans(*transport_, next_tag(), spans, span_only_at(root, mpi_span(output, "scatter"), getSize()))},
-        with(from, output));
+    return start(options,
+                 {checked_exchange(spans, span_only_at(root, mpi_span(output, "scatter"), getSize()), "scatter")},
+                 with(from, output));
   }
 
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,

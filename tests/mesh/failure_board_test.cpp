@@ -192,6 +192,21 @@ TEST_CASE(
   CHECK(to_string(*noted) == "a peer was lost: rank 1 was killed by signal 9");
 }
 
+TEST_CASE(
+    "who is missing: ranks that do not answer, and ranks that are busy where the rank that waited waits for them") {
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  const Failure failure{.kind = Failure::Kind::kTimeout, .rank = 0, .where = "all_reduce", .text = "timed out"};
+  FailureBoard waiter(options_of(0, 4, store)), elsewhere(options_of(2, 4, store)), busy(options_of(3, 4, store));
+  for (FailureBoard* const board : {&waiter, &elsewhere, &busy}) board->acknowledge(failure);
+  for (FailureBoard* const board : {&waiter, &elsewhere}) board->announce_arrival();
+  // The ranks of a group may be in any order.
+  CHECK(waiter.who_is_missing({3, 1, 0}, kAtOnce) == "; ranks [1] do not answer; ranks [3] did not come to it");
+  CHECK(elsewhere.who_is_missing({0, 3, 2}, kAtOnce) == "; ranks [3] did not come to it");
+  // Rank 0 has not waited for these.
+  CHECK(elsewhere.who_is_missing({2, 3}, kAtOnce).empty());
+  CHECK(elsewhere.who_is_missing({3, 2, 1}, kAtOnce) == "; ranks [1] do not answer");
+}
+
 TEST_CASE("ranks with other settings are told so, those that have joined too") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   FailureBoard::Options first = options_of(0, 2, store), second = options_of(1, 2, store);

@@ -18,6 +18,7 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/collectives/collectives.h"
@@ -280,6 +281,27 @@ TEST_CASE("with TESSERA_RECORDS ranks that differ under Checked leave their reco
     CHECK(one.records.back().name == "all_reduce");
     CHECK(one.records.back().has_ended());
   }
+}
+
+TEST_CASE("records go to the folder that a relative path named when the world was made") {
+  const PrivateFolder folder;
+  const std::filesystem::path before = std::filesystem::current_path();
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<WorldPtr> worlds;
+  std::filesystem::current_path(folder.path());
+  for (const int64_t rank : {0, 1}) {
+    WorldOptions options;
+    options.rank = options.local_rank = rank;
+    options.size = options.local_size = 2;
+    options.store = store;
+    options.records_folder = "records";
+    worlds.push_back(World::create(options));
+  }
+  std::filesystem::current_path(before);
+  worlds[1]->fail("loss", "not a number");
+  const std::vector<RankRecords> written = read_all_records(folder.path() + "/records");
+  REQUIRE(written.size() == 1);
+  CHECK(written[0].rank == 1);
 }
 
 TEST_CASE("a failure reaches ranks that share no group with the one that failed") {

@@ -83,12 +83,17 @@ TEST_CASE("options that fit no world are refused") {
   WorldOptions local = options_of(0, 1);
   local.local_size = 2;
   check_refused([&] { World::create(local); }, "local rank 0 of 2 does not fit a world of 1");
+  local = options_of(3, 4);
+  local.local_rank = 3;
+  check_refused([&] { World::create(local); }, "local rank 3 of 1 does not fit a world of 4; set");
 }
 
 TEST_CASE("groups that cannot be made are refused") {
   const auto world = World::fake(1, 4);
   check_refused([&] { world->group({0, 2}, c10::kCPU); }, "group of ranks [0, 2]: rank 1 is not among them");
   check_refused([&] { world->group({1, 4}, c10::kCPU); }, "rank 4 is outside the world of 4");
+  check_refused([&] { world->group({2, 1, 2}, c10::kCPU); }, "group of ranks [2, 1, 2]: rank 2 is listed twice");
+  check_refused([&] { world->adopt({1, 1}, c10::kCPU, make_fake_group(0, 2).backend); }, "rank 1 is listed twice");
 }
 
 TEST_CASE("a fake world plans at any size: shapes are right, and collectives are counted") {
@@ -109,6 +114,28 @@ TEST_CASE("a fake world plans at any size: shapes are right, and collectives are
   CHECK(mesh.group("tp")->getRank() == 63);
   const DeviceMesh all = init_device_mesh("cpu", {4096}, {}, world);
   CHECK(all_gather(at::ones({1}), all, 0).numel() == 4096);
+}
+
+TEST_CASE("a fake world's group gathers into an output of the right size alone") {
+  const auto group = World::fake(0, 2)->group({0, 1}, c10::kCPU);
+  at::Tensor input = at::ones({2}), output = at::zeros({3}), whole = at::zeros({4});
+  check_refused([&] { group->_allgather_base(output, input); }, "an input of 8 bytes does not fill an output of 12");
+  group->_allgather_base(whole, input);
+  CHECK(at::equal(whole, at::ones({4})));
+}
+
+TEST_CASE("a collective that is waited for may hold the last reference to its world") {
+  std::weak_ptr<World> world;
+  const auto start = [&] {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, World::fake(0, 2));
+    world = mesh.world_ptr();
+    return start_all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum);
+  };
+  PendingCollective pending = start();
+  CHECK_FALSE(world.expired());
+  // AddressSanitizer would see a use of the world after its end.
+  CHECK(at::equal(pending.wait(), at::ones({2})));
+  CHECK(world.expired());
 }
 
 TEST_CASE("an observer sees collectives until its token dies, also after the world") {

@@ -243,6 +243,24 @@ TEST_CASE("launch: under nohup a closed terminal does not end the job") {
   CHECK(outcome.output == "done\n");
 }
 
+TEST_CASE("launch: a parent that ignores SIGCHLD does not keep it from seeing how ranks end") {
+  const tessera::Program launcher({"tools/launcher/launch", "-n", "2", "bash", "-c", "exit 5"});
+  const pid_t pid = tessera::start_child([&]() -> int {
+    ::signal(SIGCHLD, SIG_IGN);
+    launcher.exec();
+  });
+  CHECK(tessera::testing::wait_or_kill(pid) == 5);
+}
+
+TEST_CASE("launch: what ranks have left behind, in a session of its own, does not stay a zombie while they run") {
+  const LaunchOutcome outcome = launch_script(
+      "1",
+      "for i in 1 2 3; do (setsid true &); done; sleep 0.5; for i in $(seq 50); do left=$(cat /proc/[0-9]*/stat "
+      "2>/dev/null | grep -c \") Z $PPID \"); [ $left = 0 ] && break; sleep 0.1; done; echo $left zombies");
+  CHECK(outcome.exit_code == 0);
+  CHECK(outcome.out == "[0] 0 zombies\n");
+}
+
 TEST_CASE("launch --grace: a rank that fails after a signal ends the others as early as ever") {
   const PrivateFolder folder;
   const pid_t pid = start_launch({"--grace", "60", "-n", "2", "bash", "-c",
@@ -355,6 +373,15 @@ TEST_CASE("run_process_group: a disk that is full at the start is an error that 
   CHECK_THROWS_WITH_AS(
       tessera::run_process_group({.command = {"true"}, .size = 1, .store_path = disk.path() + "/store"}), text.c_str(),
       std::runtime_error);
+}
+
+TEST_CASE(
+    "run_process_group: where this process ignores SIGCHLD, it ends, and says that it cannot know how ranks ended") {
+  ::signal(SIGCHLD, SIG_IGN);
+  CHECK_THROWS_WITH_AS(tessera::run_process_group({.command = {"true"}, .size = 1}),
+                       doctest::Contains("rank 0 has ended, and how is not known (No child processes)"),
+                       std::runtime_error);
+  ::signal(SIGCHLD, SIG_DFL);
 }
 
 TEST_CASE("launch: it raises the limit of open files for many ranks, or says what to do") {

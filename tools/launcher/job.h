@@ -20,7 +20,8 @@ namespace tessera {
 // the one before reaches it. With LaunchOptions::min_ranks each restart has one rank fewer than the attempt before, but
 // at least that many. Neither the time limit, which holds for all attempts together, nor a signal that asks to end, nor
 // output that cannot be written any more is followed by a restart. Where the time limit passes, or such a signal comes,
-// while mpirun still prepares places for ranks, none is started.
+// while mpirun still prepares places for ranks, none is started. A SIGUSR1 or SIGUSR2 that comes between two attempts,
+// or during that, is dropped: passed on later, it would end ranks that have no handler for it yet.
 //
 // Where restarts are allowed, ranks get the variables of torchrun: TORCHELASTIC_RESTART_COUNT, 0 in the first attempt,
 // TORCHELASTIC_MAX_RESTARTS, and TORCHELASTIC_RUN_ID, which is the same in all attempts of this job and in no other

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <mutex>
@@ -27,6 +29,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kPollInterval{10};
 constexpr std::chrono::milliseconds kTermToKill{1000};
 constexpr std::chrono::milliseconds kStoppedItself{1000};  // between two looks at the ranks
+constexpr std::chrono::milliseconds kReapInterval{1000};
 
 std::vector<std::string> note_files(const ProcessGroupOptions& options) {
   std::vector<std::string> files = {lost_rank_file(options.store_path)};
@@ -78,6 +81,7 @@ class ProcessGroup {
   pid_t group_ = 0;
   std::vector<RankProcess> ranks_;
   Clock::time_point looked_at_ = Clock::now();  // when end_stopped() was called last
+  Clock::time_point reaped_at_ = Clock::now();  // when reap_left_behind() looked last
   RankOutputs outputs_;
   std::optional<Clock::time_point> limit_;
   std::optional<Clock::time_point> term_at_;
@@ -139,8 +143,17 @@ RankExit ProcessGroup::exit_of(std::size_t rank, int status) const {
 
 // Returns the status of a rank that has ended since the last call. Notes when one is stopped, and when it goes on.
 std::optional<int> ProcessGroup::ended(RankProcess& rank) {
-  int status = 0;
-  while (rank.pid != 0 && ::waitpid(rank.pid, &status, WNOHANG | WUNTRACED | WCONTINUED) == rank.pid) {
+  while (rank.pid != 0) {
+    int status = 0;
+    const pid_t changed = ::waitpid(rank.pid, &status, WNOHANG | WUNTRACED | WCONTINUED);
+    if (changed < 0 && errno == ECHILD) {
+      rank.pid = 0;
+      throw std::runtime_error(fmt::format(
+          "rank {} has ended, and how is not known ({}): a process that starts ranks must not ignore SIGCHLD, nor wait "
+          "for children that it has not started itself",
+          &rank - ranks_.data(), std::strerror(ECHILD)));
+    }
+    if (changed != rank.pid) break;
     if (WIFSTOPPED(status)) {
       rank.stopped_at = Clock::now();
     } else if (WIFCONTINUED(status)) {
@@ -174,17 +187,14 @@ void ProcessGroup::reap() {
   note_failure(killed != failures.end() ? *killed : failures.front());
 }
 
-// A process that an ended rank leaves in the group becomes this process's child, and is a zombie until this process
-// waits for it.
+// A process whose parent has ended becomes this process's child, in whatever group it is, and is a zombie until this
+// process waits for it.
 void ProcessGroup::reap_left_behind() {
-  while (true) {
-    siginfo_t ended = {};
-    if (::waitid(P_PGID, static_cast<id_t>(group_), &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0)
-      return;
-    const bool is_rank = std::ranges::find(ranks_, ended.si_pid, &RankProcess::pid) != ranks_.end();
-    if (is_rank || ended.si_pid == group_) return;
-    ::waitpid(ended.si_pid, nullptr, WNOHANG);
-  }
+  const Clock::time_point now = Clock::now();
+  if (now - reaped_at_ < kReapInterval) return;
+  reaped_at_ = now;
+  subreaper_.reap(
+      [this](pid_t pid) { return pid == group_ || std::ranges::find(ranks_, pid, &RankProcess::pid) != ranks_.end(); });
 }
 
 void ProcessGroup::note_failure(const RankExit& failure) {

@@ -83,7 +83,8 @@ std::string ended_rank_file(const std::string& store_path, int64_t rank);
 // changed TESSERA_STORE, by which the others are known (see spawn_watchdog). Standard input of the ranks is empty. Call
 // it from a thread that lives until the call returns; calls from several threads run one after the other.
 // Throws std::invalid_argument on an empty command or a size below 1, std::runtime_error when processes cannot be made,
-// or when there is no space for those files: it is reserved before the ranks start, so that they can fill the disk.
+// when there is no space for those files (it is reserved before the ranks start, so that they can fill the disk), or
+// when this process ignores SIGCHLD, so that it cannot know how a rank has ended.
 ProcessGroupResult run_process_group(const ProcessGroupOptions& options);
 
 }  // namespace tessera

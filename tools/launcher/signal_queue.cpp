@@ -51,6 +51,8 @@ SignalQueue::SignalQueue() {
     if (signal != SIGHUP || !is_nohup) ::sigaction(signal, &action, nullptr);
   }
   ::signal(SIGPIPE, SIG_IGN);
+  // A parent that ignores it passes that on, and the system then keeps nothing to wait for of a child that ends.
+  ::signal(SIGCHLD, SIG_DFL);
 }
 
 int SignalQueue::take() {

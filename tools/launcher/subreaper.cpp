@@ -50,13 +50,25 @@ Subreaper::Subreaper() {
 
 Subreaper::~Subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, was_subreaper_); }
 
+bool Subreaper::is_left_behind(const Child& child) const {
+  return child.group != ::getpgrp() && !before_.contains(child.process);
+}
+
+void Subreaper::reap(const std::function<bool(pid_t)>& is_own) const {
+  siginfo_t ended = {};
+  if (::waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0) return;
+  for_each_child([&](const Child& child) {
+    if (is_left_behind(child) && !is_own(child.process.first)) ::waitpid(child.process.first, nullptr, WNOHANG);
+  });
+}
+
 void Subreaper::end_all() const {
   const auto until = std::chrono::steady_clock::now() + kPatience;
   bool any = true;
   while (any && std::chrono::steady_clock::now() < until) {
     any = false;
     for_each_child([&](const Child& child) {
-      if (child.group == ::getpgrp() || before_.contains(child.process)) return;
+      if (!is_left_behind(child)) return;
       any = true;
       ::kill(child.process.first, SIGKILL);
       ::waitpid(child.process.first, nullptr, WNOHANG);

@@ -281,6 +281,16 @@ TESSERA_RANKS_TEST_CASE("bad tensors, counts, ranks and tags are refused by name
   check_refused([&] { mpi->alltoall_base(input, input, even, even); }, "split sizes [] do not divide 3 rows");
   std::vector<Tensors> lists = {{at::ones({2})}};
   check_refused([&] { mpi->allgather(lists, one); }, "allgather over MPI: 1 tensors were given for 2 ranks");
+  std::vector<Tensors> pairs = {{at::ones({2}), at::ones({2})}};
+  Tensors longer = {at::ones({3})}, shorter = {at::ones({1})};
+  const std::string here = "over MPI: rank " + std::to_string(rank()) + " sends itself ";
+  check_refused([&] { mpi->allgather(pairs, longer); }, "allgather " + here + "12 bytes and expects 8");
+  c10d::GatherOptions to_here;
+  to_here.rootRank = rank();
+  check_refused([&] { mpi->gather(pairs, longer, to_here); }, "gather " + here + "12 bytes and expects 8");
+  c10d::ScatterOptions from_here;
+  from_here.rootRank = rank();
+  check_refused([&] { mpi->scatter(shorter, pairs, from_here); }, "scatter " + here + "8 bytes and expects 4");
   c10d::AllreduceOptions average;
   average.reduceOp = c10d::ReduceOp::AVG;
   Tensors whole = {ints};
