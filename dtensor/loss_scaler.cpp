@@ -18,6 +18,7 @@
 
 #include "tessera/dtensor/fused_adamw.h"
 #include "tessera/dtensor/local_gradients.h"
+#include "tessera/dtensor/optimizer_parameters.h"
 #include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
@@ -30,16 +31,6 @@ namespace {
 constexpr const char* kOp = "LossScaler";
 
 bool is_scale(double value) { return value >= LossScaler::kMinScale && std::isfinite(value); }
-
-std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> parameters;
-  for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (parameter.defined()) parameters.push_back(parameter);
-    }
-  }
-  return parameters;
-}
 
 void check_dtypes(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {

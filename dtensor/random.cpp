@@ -8,7 +8,7 @@
 namespace tessera {
 
 void manual_seed(uint64_t seed, World& world) { world.random_state() = {.seed = seed, .counter = 0}; }
-void manual_seed(uint64_t seed) { manual_seed(seed, *World::from_environment()); }
+void manual_seed(uint64_t seed, const DeviceMesh& mesh) { manual_seed(seed, mesh.world()); }
 
 CapturedDraws::CapturedDraws(World& world, c10::Device device) : world_(world), before_(world.random_state()) {
   if (!device.is_cuda()) {

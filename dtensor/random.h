@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -27,8 +28,8 @@ namespace tessera {
 // To save and restore the state, read and write World::random_state(): a recomputation in backward sets the state from
 // before forward, runs forward again, and restores the state. Does not communicate.
 void manual_seed(uint64_t seed, World& world);
-// Does the same in the environment's world.
-void manual_seed(uint64_t seed);
+// Does the same in the world of `mesh`.
+void manual_seed(uint64_t seed, const DeviceMesh& mesh);
 
 // Lets a CUDA graph hold operators that draw random numbers on DTensors, such as dropout. While draws are recorded,
 // they are numbered from a number on the device, which before_replay() sets, so that each replay draws what the same

@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kLargestWrite = int64_t{64} << 20;
+constexpr int64_t kLargestWrite = int64_t{8} << 20;
 constexpr mode_t kModeBits = 07777;
 
 std::string temporary_prefix(const std::string& path) {
@@ -119,7 +119,11 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
-    : path_(std::move(other.path_)), temporary_(std::exchange(other.temporary_, {})), file_(std::move(other.file_)) {}
+    : path_(std::move(other.path_)),
+      temporary_(std::exchange(other.temporary_, {})),
+      file_(std::move(other.file_)),
+      write_back_(other.write_back_),
+      written_(other.written_) {}
 
 AtomicFile::~AtomicFile() {
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
@@ -131,7 +135,9 @@ void AtomicFile::write(const void* data, int64_t count) {
     const ssize_t done = ::write(file_.get(), at, static_cast<std::size_t>(std::min(count, kLargestWrite)));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) throw_errno("write", path_);
+    write_back_.wrote(file_, written_, done);
     at += done;
+    written_ += done;
     count -= done;
   }
 }

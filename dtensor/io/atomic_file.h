@@ -32,6 +32,8 @@ class AtomicFile {
   std::string path_;
   std::string temporary_;  // empty when there is no temporary file
   FileDescriptor file_;
+  WriteBack write_back_;
+  int64_t written_ = 0;  // bytes
 };
 
 // Throws std::invalid_argument when `path` exists and is not a regular file: a rename would replace a device, pipe or

@@ -11,6 +11,10 @@ namespace tessera {
 // Is the largest block that has a checksum of its own.
 inline constexpr int64_t kLargestBlock = int64_t{4} << 20;
 
+// Is the size of a block unless the user says otherwise: a rank that loads reads whole blocks, and checksums of smaller
+// ones would make state.json long.
+inline constexpr int64_t kUsualBlock = int64_t{256} << 10;
+
 // Holds the CRC-32 of each block of a file, as zlib and Python's zlib.crc32 compute it. All blocks have block_bytes but
 // the last, which may be shorter.
 struct BlockChecksums {

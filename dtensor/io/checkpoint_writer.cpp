@@ -1,10 +1,12 @@
 #include "tessera/dtensor/io/checkpoint_writer.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
 #include <set>
 #include <stdexcept>
 #include <system_error>
@@ -98,6 +100,15 @@ OthersNames names_of_others(const std::string& path) {
   return names;
 }
 
+// All parts stay open until they are published.
+void check_can_be_open(const std::string& path, std::size_t files) {
+  rlimit limit{};
+  std::error_code ignored;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  const fs::directory_iterator open("/proc/self/fd", ignored), none;
+  if (files + static_cast<std::size_t>(std::distance(open, none)) >= limit.rlim_cur) throw_too_many_open(path, files);
+}
+
 void remove_file(const std::string& path) {
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) throw_errno("remove", path);
 }
@@ -134,6 +145,7 @@ CheckpointWriter::CheckpointWriter(const std::string& path, std::vector<Safetens
       plan_(std::move(plan)),
       most_index_bytes_(most_index_bytes),
       replaced_(existing_parts(path_)) {
+  check_can_be_open(path_, plan_.size());
   if (plan_.size() > 1) {
     // A part that no index names was left by a save that was cut off.
     std::set<std::string> taken = names_of_others(path_).taken;

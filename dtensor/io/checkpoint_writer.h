@@ -36,7 +36,8 @@ std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors,
 // Without publish() it leaves nothing behind. Members throw std::runtime_error when the system refuses, and the
 // constructor also while another writer of the same path lives, in any process of this host, unless each of the two
 // writes a single file; they throw std::invalid_argument on a tensor that is not the next of the plan. The constructor
-// throws std::invalid_argument, before it writes, where the index would be longer than `most_index_bytes`.
+// throws std::invalid_argument, before it writes, where the index would be longer than `most_index_bytes`, and
+// std::system_error where the process may not open as many files as there are parts.
 class CheckpointWriter {
  public:
   CheckpointWriter(const std::string& path, std::vector<SafetensorsHeader> plan,

@@ -17,6 +17,7 @@ namespace {
 
 // Linux reads at most 2 GiB - 4 KiB in one call.
 constexpr int64_t kLargestRead = int64_t{1} << 30;
+constexpr int64_t kWrittenBack = int64_t{8} << 20;
 
 }  // namespace
 
@@ -70,6 +71,19 @@ void write_at(const FileDescriptor& file, const std::string& path, int64_t posit
     position += done;
     count -= done;
   }
+}
+
+void begin_write_back(const FileDescriptor& file, int64_t position, int64_t count) {
+  ::sync_file_range(file.get(), position, count, SYNC_FILE_RANGE_WRITE);
+}
+
+void WriteBack::wrote(const FileDescriptor& file, int64_t position, int64_t count) {
+  begin_ = bytes_ == 0 ? position : std::min(begin_, position);
+  end_ = bytes_ == 0 ? position + count : std::max(end_, position + count);
+  bytes_ += count;
+  if (bytes_ < kWrittenBack) return;
+  begin_write_back(file, begin_, end_ - begin_);
+  bytes_ = 0;
 }
 
 void throw_errno(const std::string& action, const std::string& path) {

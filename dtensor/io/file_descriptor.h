@@ -35,6 +35,22 @@ void read_at(const FileDescriptor& file, const std::string& path, int64_t positi
 // Writes the bytes to [position, position + count). Throws std::system_error when the system cannot.
 void write_at(const FileDescriptor& file, const std::string& path, int64_t position, const char* data, int64_t count);
 
+// Asks the system to begin to write bytes of the file to the disk, all from `position` on where `count` is 0. It may
+// wait where the disk's queue is full, and fsync reports the errors of the disk. A file system that cannot do this does
+// nothing.
+void begin_write_back(const FileDescriptor& file, int64_t position, int64_t count);
+
+// Lets the disk work while a file is written, so that fsync has less to wait for.
+class WriteBack {
+ public:
+  // Notes that bytes were written, and calls begin_write_back for the last ones where they are 8 MiB.
+  void wrote(const FileDescriptor& file, int64_t position, int64_t count);
+
+ private:
+  int64_t begin_ = 0, end_ = 0;  // the range in which the bytes are that no call has named
+  int64_t bytes_ = 0;
+};
+
 // Throws std::system_error "cannot <action> '<path>': <errno's text>".
 [[noreturn]] void throw_errno(const std::string& action, const std::string& path);
 

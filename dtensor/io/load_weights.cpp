@@ -19,7 +19,7 @@ void load_weights(torch::nn::Module& module, const std::string& path, const Load
       [&] {
         const std::vector<ModuleTensor> tensors = module_tensors(module);
         checkpoint.emplace(path);
-        slots = match_weights(tensors, *checkpoint, path, options, "load_weights");
+        slots = match_weights(tensors, *checkpoint, path, &options, "load_weights");
       },
       [&] { return to_string(options.rules) + (agreement.meshes().empty() ? "" : checkpoint->fingerprint()); },
       "the ranks opened different checkpoints or gave different rules: their paths lead to different files, a save "

@@ -169,12 +169,6 @@ void save_tensors(const std::function<SavedContents()>& find, const std::vector<
   });
 }
 
-void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes,
-                  const std::string& path, int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata,
-                  const char* op) {
-  save_tensors([&] { return SavedContents{tensors, metadata}; }, meshes, path, max_shard_bytes, op);
-}
-
 TensorBox held_box(const at::Tensor& tensor, const std::string& name) {
   if (!is_dtensor(tensor)) return whole_box(tensor.sizes().vec());
   const Spec& spec = spec_of(tensor);
@@ -223,14 +217,18 @@ void write_piece(const at::Tensor& tensor, const at::Tensor& piece) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-std::string list_names(const std::vector<std::string>& names) {
+std::string list_texts(const std::vector<std::string>& texts, const char* separator) {
   constexpr std::size_t kShown = 10;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", in_quotes(names[i]));
-  }
-  if (names.size() > kShown) text += fmt::format(" and {} more", names.size() - kShown);
-  return text;
+  const std::size_t shown = std::min(texts.size(), kShown);
+  const std::string more = texts.size() > shown ? fmt::format(" and {} more", texts.size() - shown) : "";
+  return fmt::format("{}{}", fmt::join(texts.data(), texts.data() + shown, separator), more);
+}
+
+std::string list_names(const std::vector<std::string>& names) {
+  std::vector<std::string> quoted;
+  quoted.reserve(names.size());
+  for (const std::string& name : names) quoted.push_back(in_quotes(name));
+  return list_texts(quoted, ", ");
 }
 
 }  // namespace tessera

@@ -61,10 +61,6 @@ std::vector<SafetensorsHeader> plan_files(const std::vector<SavedTensor>& tensor
 // `path` is a folder.
 void save_tensors(const std::function<SavedContents()>& find, const std::vector<DeviceMesh>& meshes,
                   const std::string& path, int64_t max_shard_bytes, const char* op, const char* name = kWeightsName);
-// Does the same with `tensors`.
-void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes,
-                  const std::string& path, int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata,
-                  const char* op);
 
 // Returns the smallest box around this rank's part of `tensor` (all of a plain tensor). Requires is_held(tensor).
 // `name` is for messages: throws std::invalid_argument on a Partial, whose terms no file holds.
@@ -80,6 +76,8 @@ bool is_held(const at::Tensor& tensor);
 // for autograd and does not communicate.
 void write_piece(const at::Tensor& tensor, const at::Tensor& piece);
 
+// Returns the first 10 texts with `separator` between them, and " and 3 more" where there are others.
+std::string list_texts(const std::vector<std::string>& texts, const char* separator);
 // Returns "'a', 'b' and 3 more".
 std::string list_names(const std::vector<std::string>& names);
 

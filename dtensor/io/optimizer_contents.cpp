@@ -89,37 +89,33 @@ std::string groups_json(const Optimizer& optimizer, const OptimizerKind& kind, c
                   op, text.size(), kMostBytesOfGroups));
 }
 
-const std::string& metadata_of(const Checkpoint& checkpoint, const char* key, const std::string& path) {
+const std::string& metadata_of(const Checkpoint& checkpoint, const char* key, const std::string& path, const char* op) {
   const auto found = checkpoint.metadata().find(key);
   if (found != checkpoint.metadata().end()) return found->second;
   throw std::invalid_argument(
-      fmt::format("load_optimizer: '{}' has no '{}' in its __metadata__; it was not written by "
-                  "save_optimizer",
-                  path, key));
+      fmt::format("{}: '{}' has no '{}' in its __metadata__; it was not written by save_optimizer", op, path, key));
 }
 
-nlohmann::json parse_groups(const Checkpoint& checkpoint, const std::string& path) {
+nlohmann::json parse_groups(const Checkpoint& checkpoint, const std::string& path, const char* op) {
   nlohmann::json groups =
-      parse_unique_json(metadata_of(checkpoint, "param_groups", path), kMostBytesOfGroups, path, "param_groups");
+      parse_unique_json(metadata_of(checkpoint, "param_groups", path, op), kMostBytesOfGroups, path, "param_groups");
   const auto is_group = [](const nlohmann::json& group) {
     return group.is_object() && group.size() == 2 && group.contains("options") && group["options"].is_object() &&
            group.contains("params") && group["params"].is_array();
   };
   if (groups.is_array() && std::ranges::all_of(groups, is_group)) return groups;
-  throw std::invalid_argument(
-      fmt::format("load_optimizer: '{}': param_groups is not a list of {{options, params}}", path));
+  throw std::invalid_argument(fmt::format("{}: '{}': param_groups is not a list of {{options, params}}", op, path));
 }
 
-void check_class(const Checkpoint& checkpoint, const OptimizerKind& kind, const std::string& path) {
-  const std::string& saved = metadata_of(checkpoint, "optimizer", path);
+void check_class(const Checkpoint& checkpoint, const OptimizerKind& kind, const std::string& path, const char* op) {
+  const std::string& saved = metadata_of(checkpoint, "optimizer", path, op);
   if (saved == kind.name()) return;
-  throw std::invalid_argument(
-      fmt::format("load_optimizer: '{}' holds the state of {}, the optimizer is {}; make one of that class", path,
-                  in_quotes(saved), kind.name()));
+  throw std::invalid_argument(fmt::format("{}: '{}' holds the state of {}, the optimizer is {}; make one of that class",
+                                          op, path, in_quotes(saved), kind.name()));
 }
 
 void check_params(const nlohmann::json& saved, const std::vector<std::string>& params, std::size_t group,
-                  const std::string& path) {
+                  const std::string& path, const char* op) {
   const nlohmann::json here = params;
   if (saved == here) return;
   std::size_t i = 0;
@@ -129,9 +125,9 @@ void check_params(const nlohmann::json& saved, const std::vector<std::string>& p
     return in_quotes(list[i].is_string() ? list[i].get<std::string>() : list[i].dump());
   };
   throw std::invalid_argument(
-      fmt::format("load_optimizer: group {} of '{}' has {} parameters, that of the optimizer {}; the first "
-                  "that differs is {} in the file and {} here",
-                  group, path, saved.size(), here.size(), at(saved), at(here)));
+      fmt::format("{}: group {} of '{}' has {} parameters, that of the optimizer {}; the first that differs is {} in "
+                  "the file and {} here",
+                  op, group, path, saved.size(), here.size(), at(saved), at(here)));
 }
 
 }  // namespace
@@ -156,45 +152,38 @@ OptimizerContents optimizer_contents(const Optimizer& optimizer, const torch::nn
   return contents;
 }
 
-std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
-  std::vector<at::Tensor> all;
-  for (const auto& group : optimizer.param_groups())
-    all.insert(all.end(), group.params().begin(), group.params().end());
-  return all;
-}
-
 OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const torch::nn::Module& module, const char* op)
-    : optimizer_(optimizer), kind_(optimizer_kind(optimizer, op)), paths_(group_paths(optimizer, module, op)) {}
+    : optimizer_(optimizer),
+      op_(op),
+      kind_(optimizer_kind(optimizer, op)),
+      paths_(group_paths(optimizer, module, op)) {}
 
 void OptimizerLoad::plan(const Checkpoint& checkpoint, const std::string& path) {
-  check_class(checkpoint, kind_, path);
-  const nlohmann::json groups = parse_groups(checkpoint, path);
+  check_class(checkpoint, kind_, path, op_);
+  const nlohmann::json groups = parse_groups(checkpoint, path, op_);
   if (groups.size() != paths_.size()) {
-    throw std::invalid_argument(
-        fmt::format("load_optimizer: '{}' has {} parameter groups, the optimizer {}; make the groups as they were when "
-                    "it was saved",
-                    path, groups.size(), paths_.size()));
+    throw std::invalid_argument(fmt::format(
+        "{}: '{}' has {} parameter groups, the optimizer {}; make the groups as they were when it was saved", op_, path,
+        groups.size(), paths_.size()));
   }
   std::set<std::string> unused;
   for (const auto& [name, entry] : checkpoint.tensors()) unused.insert(name);
   for (std::size_t g = 0; g < paths_.size(); ++g) {
-    check_params(groups[g]["params"], paths_[g], g, path);
-    options_.push_back(kind_.read_options(groups[g]["options"], optimizer_.param_groups()[g].options()));
+    check_params(groups[g]["params"], paths_[g], g, path, op_);
+    options_.push_back(kind_.read_options(groups[g]["options"], optimizer_.param_groups()[g].options(), op_));
     for (std::size_t i = 0; i < paths_[g].size(); ++i) {
       const at::Tensor& param = optimizer_.param_groups()[g].params()[i];
-      PlannedState state = kind_.plan_state(checkpoint, paths_[g][i], param, unused);
+      PlannedState state = kind_.plan_state(checkpoint, paths_[g][i], param, unused, op_);
       if (state.read) planned_.emplace_back(param.unsafeGetTensorImpl(), std::move(state));
     }
   }
   // Tensors are read in the order of their data, as far as the parameters have one: no block is read twice.
-  std::ranges::sort(planned_, {}, [&](const auto& item) {
-    return checkpoint.position_of(checkpoint.tensors().lower_bound(item.second.parameter + "/")->first);
-  });
+  std::ranges::sort(planned_, {}, [&](const auto& item) { return checkpoint.position_of(item.second.first_tensor); });
   if (unused.empty()) return;
   throw std::invalid_argument(
-      fmt::format("load_optimizer: '{}' holds what {} does not keep for these parameters: {}; load it "
-                  "into the class and options of optimizer with which it was saved",
-                  path, kind_.name(), list_names({unused.begin(), unused.end()})));
+      fmt::format("{}: '{}' holds what {} does not keep for these parameters: {}; load it into the class and options "
+                  "of optimizer with which it was saved",
+                  op_, path, kind_.name(), list_names({unused.begin(), unused.end()})));
 }
 
 void OptimizerLoad::read() {

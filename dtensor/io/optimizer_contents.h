@@ -19,13 +19,12 @@ using OptimizerContents = SavedContents;
 OptimizerContents optimizer_contents(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                                      const char* op);
 
-std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer);
-
 // Loads an optimizer's state in three steps, so that all ranks can agree between them: plan() checks what the file has,
 // read() reads this rank's pieces, and apply() changes the optimizer.
 class OptimizerLoad {
  public:
-  // Throws std::invalid_argument on a parameter that `module` does not have, and on a class that is not supported.
+  // Throws std::invalid_argument on a parameter that `module` does not have, and on a class that is not supported. `op`
+  // begins the messages, also those of plan().
   OptimizerLoad(torch::optim::Optimizer& optimizer, const torch::nn::Module& module, const char* op);
 
   // Throws std::invalid_argument on what does not fit. `checkpoint` must live until read() has returned.
@@ -35,6 +34,7 @@ class OptimizerLoad {
 
  private:
   torch::optim::Optimizer& optimizer_;
+  const char* const op_;
   const OptimizerKind& kind_;
   const std::vector<std::vector<std::string>> paths_;  // the parameters of each group, by their first path
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;

@@ -90,12 +90,32 @@ at::Tensor read_like(const Checkpoint& checkpoint, const std::string& name, cons
   return from_local(local.to(mesh.device()), mesh, placements, {.shape = shape});
 }
 
+// Looks for the first tensor of a parameter's state, by the names of the fields: another parameter's name may begin
+// with this one's and a slash.
+struct StateFinder {
+  const std::string& parameter;
+  const std::set<std::string>& names;
+  std::string first;  // in alphabetical order; "": there is none
+
+  void look(const std::string& field) {
+    const std::string name = field_name(parameter, field);
+    if (names.contains(name) && (first.empty() || name < first)) first = name;
+  }
+  void counter(const char* field, int64_t&) { look(field); }
+  void number(const char* field, double&) { look(field); }
+  void of_parameter(const char* field, at::Tensor&) { look(field); }
+  void optional_of_parameter(const char* field, at::Tensor&) { look(field); }
+  void free(const char* field, at::Tensor&) { look(field); }
+  void list(const char* field, std::deque<at::Tensor>&) { look(list_field(field, 0)); }
+};
+
 // Checks what the file has for each field of the state.
 struct StatePlanner {
   const Checkpoint& checkpoint;
   const std::string& parameter;
   const at::Tensor& tensor;
   std::set<std::string>& unused;
+  const char* op;
 
   const TensorEntry* take(const std::string& field) {
     const std::string name = field_name(parameter, field);
@@ -104,23 +124,23 @@ struct StatePlanner {
   }
   const TensorEntry& need(const char* field) {
     if (const TensorEntry* entry = take(field)) return *entry;
-    throw std::invalid_argument(fmt::format(
-        "load_optimizer: {} is missing in the file, which has other state of that parameter; load it into the "
-        "class and options of optimizer with which it was saved",
-        in_quotes(field_name(parameter, field))));
+    throw std::invalid_argument(
+        fmt::format("{}: {} is missing in the file, which has other state of that parameter; load it into the class "
+                    "and options of optimizer with which it was saved",
+                    op, in_quotes(field_name(parameter, field))));
   }
   void need_scalar(const char* field, at::ScalarType dtype) {
     const TensorEntry& entry = need(field);
     if (entry.dtype == dtype && entry.shape.empty()) return;
-    throw std::invalid_argument(fmt::format("load_optimizer: {} is {} of shape [{}] in the file, not one {}",
+    throw std::invalid_argument(fmt::format("{}: {} is {} of shape [{}] in the file, not one {}", op,
                                             in_quotes(entry.name), c10::toString(entry.dtype),
                                             fmt::join(entry.shape, ", "), c10::toString(dtype)));
   }
   void check_shape(const TensorEntry& entry) const {
     if (tensor.sizes() == at::IntArrayRef(entry.shape)) return;
-    throw std::invalid_argument(
-        fmt::format("load_optimizer: {} is [{}] in the file, but its parameter is [{}] in the module",
-                    in_quotes(entry.name), fmt::join(entry.shape, ", "), fmt::join(tensor.sizes(), ", ")));
+    throw std::invalid_argument(fmt::format("{}: {} is [{}] in the file, but its parameter is [{}] in the module", op,
+                                            in_quotes(entry.name), fmt::join(entry.shape, ", "),
+                                            fmt::join(tensor.sizes(), ", ")));
   }
 
   void counter(const char* field, int64_t&) { need_scalar(field, at::kLong); }
@@ -165,6 +185,7 @@ struct StateReader {
 
 struct OptionsReader {
   const nlohmann::json& json;
+  const char* op;
   std::size_t taken = 0;
 
   const nlohmann::json& need(const char* name) {
@@ -173,8 +194,8 @@ struct OptionsReader {
     ++taken;
     return *found;
   }
-  [[noreturn]] static void refuse(const char* name, const std::string& what) {
-    throw std::invalid_argument(fmt::format("load_optimizer: param_groups: the option '{}' {}", name, what));
+  [[noreturn]] void refuse(const char* name, const std::string& what) const {
+    throw std::invalid_argument(fmt::format("{}: param_groups: the option '{}' {}", op, name, what));
   }
 
   void number(const char* name, double& to) {
@@ -241,20 +262,20 @@ class Kind final : public OptimizerKind {
   }
 
   PlannedState plan_state(const Checkpoint& checkpoint, const std::string& parameter, const at::Tensor& tensor,
-                          std::set<std::string>& unused) const override {
-    PlannedState planned = {parameter, nullptr};
-    const auto first = unused.lower_bound(parameter + "/");
-    if (first == unused.end() || !first->starts_with(parameter + "/")) return planned;
+                          std::set<std::string>& unused, const char* op) const override {
     State state;
-    StatePlanner planner{checkpoint, parameter, tensor, unused};
+    StateFinder finder{parameter, unused, {}};
+    visit_state(state, finder);
+    if (finder.first.empty()) return {};
+    StatePlanner planner{checkpoint, parameter, tensor, unused, op};
     visit_state(state, planner);
-    planned.read = [&checkpoint, parameter, tensor] {
+    const auto read_state = [&checkpoint, parameter, tensor] {
       auto read = std::make_unique<State>();
       StateReader reader{checkpoint, parameter, tensor};
       visit_state(*read, reader);
       return read;
     };
-    return planned;
+    return {.first_tensor = finder.first, .read = read_state};
   }
 
   nlohmann::ordered_json options_json(const OptimizerOptions& options) const override {
@@ -264,14 +285,14 @@ class Kind final : public OptimizerKind {
     return saver.json;
   }
 
-  std::unique_ptr<OptimizerOptions> read_options(const nlohmann::json& json,
-                                                 const OptimizerOptions& base) const override {
+  std::unique_ptr<OptimizerOptions> read_options(const nlohmann::json& json, const OptimizerOptions& base,
+                                                 const char* op) const override {
     auto options = std::make_unique<Options>(exactly<Options>(base, name_, "options"));
-    OptionsReader reader{json};
+    OptionsReader reader{json, op};
     visit_options(*options, reader);
     if (reader.taken != json.size()) {
-      throw std::invalid_argument(fmt::format("load_optimizer: param_groups: a group has {} options, {} has {}",
-                                              json.size(), name_, reader.taken));
+      throw std::invalid_argument(
+          fmt::format("{}: param_groups: a group has {} options, {} has {}", op, json.size(), name_, reader.taken));
     }
     return options;
   }

@@ -11,6 +11,7 @@
 #include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/optimizer_contents.h"
+#include "tessera/dtensor/optimizer_parameters.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 
 namespace tessera {

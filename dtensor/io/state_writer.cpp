@@ -24,8 +24,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A chunk is still in the processor's cache when it is written after its checksum was computed.
-constexpr int64_t kChunk = 1 << 18;
+// A chunk is still in the processor's cache when it is written after its checksum was computed. Ranks that write into
+// one file wait for each other in every write, so that there are few.
+constexpr int64_t kChunk = 1 << 20;
 constexpr std::chrono::milliseconds kBetweenLooks(2);
 constexpr std::chrono::milliseconds kBetweenChecks(250);
 constexpr std::chrono::milliseconds kLongestUnknown(5000);  // a failure is known to all ranks by then
@@ -42,8 +43,11 @@ std::string path_of(const StateJob& job, std::size_t file) {
 // Writes this rank's bytes, and sums up their checksums.
 class OwnPart {
  public:
-  explicit OwnPart(const StateJob& job) : job_(job), files_(job.files.size()) {
-    for (const FilePlan& file : job.files) sums_.emplace_back(file.bytes, job.block_bytes);
+  explicit OwnPart(const StateJob& job) : job_(job), files_(job.files.size()), write_back_(job.files.size()) {
+    for (std::size_t i = 0; i < job.files.size(); ++i) {
+      paths_.push_back(path_of(job, i));
+      sums_.emplace_back(job.files[i].bytes, job.block_bytes);
+    }
     for (const ShareToWrite& share : job.shares) total_ += share.place.bytes();
   }
 
@@ -53,10 +57,13 @@ class OwnPart {
       write_bytes(i, 0, head.data(), static_cast<int64_t>(head.size()));
     }
     for (const ShareToWrite& share : job_.shares) write_share(share);
+    for (const FileDescriptor& file : files_) {
+      if (file.is_open()) begin_write_back(file, 0, 0);
+    }
     for (std::size_t i = 0; i < files_.size(); ++i) {
       if (!files_[i].is_open()) continue;
-      if (::fsync(files_[i].get()) != 0) throw_errno("sync", path_of(job_, i));
-      files_[i].close(path_of(job_, i));
+      if (::fsync(files_[i].get()) != 0) throw_errno("sync", paths_[i]);
+      files_[i].close(paths_[i]);
     }
   }
 
@@ -73,7 +80,8 @@ class OwnPart {
   void write_share(const ShareToWrite& share) {
     const TensorToWrite& place = share.place;
     const int64_t element = place.element_bytes;
-    const auto* data = static_cast<const char*>(share.bytes.const_data_ptr());
+    const at::Tensor bytes = share.bytes.defined() ? share.bytes : packed(place);
+    const auto* data = static_cast<const char*>(bytes.const_data_ptr());
     for_each_run(place.shape, place.tile, place.share, [&](int64_t begin, int64_t count) {
       write_bytes(place.file, place.data_begin + begin * element, data, count * element);
       data += count * element;
@@ -87,12 +95,13 @@ class OwnPart {
     for (int64_t done = 0; done < count; done += kChunk) {
       const int64_t here = std::min(kChunk, count - done);
       sums_[file].add(position + done, data + done, here);
-      write_at(files_[file], path_of(job_, file), position + done, data + done, here);
+      write_at(files_[file], paths_[file], position + done, data + done, here);
+      write_back_[file].wrote(files_[file], position + done, here);
     }
   }
 
   void open_file(std::size_t file) {
-    const std::string path = path_of(job_, file);
+    const std::string& path = paths_[file];
     files_[file] = FileDescriptor(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
     if (files_[file].is_open()) return;
     if (errno == EMFILE) throw_too_many_open(path, files_.size());
@@ -100,7 +109,9 @@ class OwnPart {
   }
 
   const StateJob& job_;
+  std::vector<std::string> paths_;
   std::vector<FileDescriptor> files_;
+  std::vector<WriteBack> write_back_;
   std::vector<BlockSums> sums_;
   int64_t done_ = 0;
   int64_t total_ = 0;
@@ -188,6 +199,10 @@ void throw_cause(const StateJob& job) {
 }
 
 }  // namespace
+
+at::Tensor packed(const TensorToWrite& place) {
+  return place.tensor.contiguous().view({-1}).narrow(0, place.share.first, place.share.last - place.share.first);
+}
 
 void create_files(const std::string& path, const std::vector<FilePlan>& files) {
   for (const FilePlan& plan : files) {

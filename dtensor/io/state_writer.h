@@ -15,11 +15,15 @@
 
 namespace tessera {
 
-// Holds what this rank writes of one tensor: `bytes` are the values of its share, contiguous and in memory of the CPU.
+// Holds what this rank writes of one tensor. `bytes` are the values of its share, contiguous and in memory of the CPU;
+// where it is undefined, they are taken from place.tensor, the plain values of the tile, when they are written.
 struct ShareToWrite {
   TensorToWrite place;
   at::Tensor bytes;
 };
+
+// Returns the values of a share in the order of the tile: a view of place.tensor where that is contiguous.
+at::Tensor packed(const TensorToWrite& place);
 
 // Holds everything that one rank needs to write its part of a training state without communication. Several ranks write
 // disjoint bytes of common files. Each then leaves the checksum shares of its bytes in a file of its own; the first
@@ -30,7 +34,7 @@ struct StateJob {
   std::string path;            // the temporary folder, in which the files have their sizes
   std::vector<FilePlan> files;
   std::vector<ShareToWrite> shares;
-  int64_t block_bytes = kLargestBlock;
+  int64_t block_bytes = kUsualBlock;
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
   std::shared_ptr<World> world;  // its time limit, and its failure, end the wait for other ranks
   // The values come from a GPU: where its collectives were aborted, since the job has failed, they may be any.

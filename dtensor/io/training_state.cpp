@@ -1,6 +1,7 @@
 #include "tessera/dtensor/io/training_state.h"
 
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <iterator>
@@ -23,6 +24,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/block_reader.h"
 #include "tessera/dtensor/io/checkpoint.h"
+#include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/optimizer_contents.h"
 #include "tessera/dtensor/io/scheduler_steps.h"
 #include "tessera/dtensor/io/state_manifest.h"
@@ -33,6 +35,7 @@
 #include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/logger.h"
+#include "tessera/mesh/values_on_host.h"
 
 namespace tessera {
 namespace {
@@ -53,13 +56,12 @@ class Loading {
     folder_ = step_folder;
     text_ = read_state_manifest(folder_);
     manifest_ = parse_state_manifest(text_, (fs::path(folder_) / kManifestName).string());
-    const std::string model_path = (fs::path(folder_) / "model.safetensors").string();
+    const std::string model_path = (fs::path(folder_) / kWeightsName).string();
     model_.emplace(model_path, &manifest_.files);
-    slots_ = match_weights(tensors_, *model_, model_path, {}, kOp);
+    slots_ = match_weights(tensors_, *model_, model_path, nullptr, kOp);
     if (optimizer_) {
-      const std::string optimizer_path = (fs::path(folder_) / "optimizer.safetensors").string();
-      check_saved(manifest_.files.contains("optimizer.safetensors") ||
-                      manifest_.files.contains("optimizer.safetensors.index.json"),
+      const std::string optimizer_path = (fs::path(folder_) / kOptimizerName).string();
+      check_saved(manifest_.files.contains(kOptimizerName) || manifest_.files.contains(index_path(kOptimizerName)),
                   "an optimizer");
       optimizer_file_.emplace(optimizer_path, &manifest_.files);
       optimizer_->plan(*optimizer_file_, optimizer_path);
@@ -107,26 +109,50 @@ class Loading {
   std::optional<OptimizerLoad> optimizer_;
 };
 
-// Runs a part that reads the files of one state. Where these are damaged, sets `is_damaged` and throws DamagedFile,
-// also in the place of a system error that means damage.
-void noting_damage(bool& is_damaged, const std::function<void()>& part) {
+bool is_gone(const std::string& path) {
+  std::error_code error;
+  return !fs::exists(path, error) && !error;
+}
+
+// Says what is wrong with the files of a state. Of what ranks say, the largest counts.
+enum class Trouble : int64_t { kNone, kDamaged, kGone };
+
+// Holds how this rank looks for one state to load, and what it finds.
+struct Look {
+  std::function<std::optional<std::string>()> find;  // returns the state's folder; nullopt where there is none
+  bool may_go = false;  // another job may remove the state meanwhile, when it has saved a newer one
+  std::optional<std::string> folder = {};
+  Trouble trouble = Trouble::kNone;
+
+  // Returns whether the folder that was found has gone, and notes it.
+  bool note_if_gone() {
+    if (may_go && folder && is_gone(*folder)) trouble = Trouble::kGone;
+    return trouble == Trouble::kGone;
+  }
+};
+
+// Runs a part that reads the files of one state, and notes where these are damaged or gone. Every rank is to ask then
+// what the others have noted, so either is a std::invalid_argument: damage is DamagedFile, also in the place of a
+// system error that means it.
+void noting_trouble(Look& look, const std::function<void()>& part) {
   try {
     part();
-  } catch (const DamagedFile&) {
-    is_damaged = true;
-    throw;
-  } catch (const std::system_error& error) {
-    if (!means_damage(error.code())) throw;
-    is_damaged = true;
+  } catch (const std::exception& error) {
+    if (look.note_if_gone()) throw std::invalid_argument(error.what());
+    if (dynamic_cast<const DamagedFile*>(&error) != nullptr) {
+      look.trouble = Trouble::kDamaged;
+      throw;
+    }
+    const auto* const of_system = dynamic_cast<const std::system_error*>(&error);
+    if (of_system == nullptr || !means_damage(of_system->code())) throw;
+    look.trouble = Trouble::kDamaged;
     throw DamagedFile(fmt::format("{}; load another state", error.what()));
   }
 }
 
-using FindFolder = std::function<std::optional<std::string>()>;
-
-// Loads the state whose folder `find` returns, and returns whether there is one. When it throws, `is_damaged` says
-// whether this rank has found its files damaged.
-bool load_found(TrainingState& state, const FindFolder& find, bool& is_damaged) {
+// Loads the state that `look` finds, and returns whether there is one. When it throws, `look` says what this rank has
+// found wrong with the files.
+bool load_found(TrainingState& state, Look& look) {
   if (!state.mesh.is_member()) return false;
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
@@ -134,36 +160,33 @@ bool load_found(TrainingState& state, const FindFolder& find, bool& is_damaged) 
   std::optional<Loading> loading;
   agreement.run(
       [&] {
-        const std::optional<std::string> step_folder = find();
-        if (step_folder) noting_damage(is_damaged, [&] { loading.emplace(state).plan(*step_folder); });
+        noting_trouble(look, [&] {
+          look.folder = look.find();
+          if (look.folder) loading.emplace(state).plan(*look.folder);
+        });
       },
       [&] { return loading ? loading->fingerprint() : "none"; },
       "the ranks found different training states: the path leads to different folders, or a state was saved or removed "
       "meanwhile; pass a folder that all ranks share, and load again");
   if (!loading) return false;
-  agreement.run([&] { noting_damage(is_damaged, [&] { loading->read(); }); });
+  agreement.run([&] { noting_trouble(look, [&] { loading->read(); }); });
   loading->apply();
   return true;
 }
 
-bool on_any_rank(bool here, const DeviceMesh& mesh) {
+Trouble on_any_rank(Trouble here, const DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
-  const at::Tensor any = max_over_meshes(at::tensor(static_cast<int64_t>(here)), {mesh}, kOp).cpu();
-  mesh.world().check_alive();  // a collective on a GPU that was aborted leaves any value
-  return any.item<int64_t>() != 0;
+  const at::Tensor largest = max_over_meshes(at::tensor(static_cast<int64_t>(here)), {mesh}, kOp);
+  return static_cast<Trouble>(values_on_host(largest, mesh.world()).item<int64_t>());
 }
 
-bool is_gone(const std::string& path) {
-  std::error_code error;
-  return !std::filesystem::exists(path, error) && !error;
-}
+constexpr int kMostLooks = 10;  // a remote file system may go on listing a folder that is gone
 
 // Returns the folder of the newest step below `end`, and sets `end` to that step; nullopt where there is none. Throws
 // what check_whole_state throws where that state is not whole. A job that saves meanwhile may remove the listed state
 // after it has saved a newer one, so where the folder is gone it lists them again.
 std::optional<std::string> newest_below(const std::string& folder, int64_t& end) {
-  constexpr int kMostLooks = 10;  // a remote file system may go on listing a folder that is gone
   for (int looks = 1;; ++looks) {
     const std::map<int64_t, std::string> found = step_folders(folder);
     const auto next = found.lower_bound(end);
@@ -177,6 +200,15 @@ std::optional<std::string> newest_below(const std::string& folder, int64_t& end)
       if (looks == kMostLooks || !is_gone(path)) throw;
       end = before;
     }
+  }
+}
+
+// Says whether another state than `found` is the newest below `end` now.
+bool has_newer(const std::string& folder, int64_t end, const std::optional<std::string>& found) {
+  try {
+    return newest_below(folder, end) != found;
+  } catch (const std::exception&) {
+    return false;  // the caller throws an error that it has already
   }
 }
 
@@ -198,28 +230,32 @@ void save_training_state(const TrainingState& state, const std::string& folder, 
 }
 
 void load_training_state(TrainingState& state, const std::string& step_folder) {
-  bool is_damaged = false;
-  load_found(
-      state, [&] { return std::optional(step_folder); }, is_damaged);
+  Look look = {.find = [&] { return std::optional(step_folder); }};
+  load_found(state, look);
 }
 
-// A failure of one rank throws the same error on all ranks, and damage throws std::invalid_argument, so all ranks ask
-// alike whether it was damage.
+// A failure of one rank throws the same error on all ranks, and trouble with the files throws std::invalid_argument, so
+// all ranks ask alike which it was.
 bool load_newest_training_state(TrainingState& state, const std::string& folder) {
   int64_t damaged = 0;
   std::string of_newest;
+  int gone = 0;
   for (int64_t end = kNoEnd;;) {
-    bool is_damaged = false;
-    const auto find = [&] {
-      std::optional<std::string> found;
-      noting_damage(is_damaged, [&] { found = newest_below(folder, end); });
-      return found;
-    };
+    const int64_t before = end;
+    Look look = {.find = [&] { return newest_below(folder, end); }, .may_go = true};
     try {
-      if (load_found(state, find, is_damaged)) return true;
+      if (load_found(state, look)) return true;
       break;
     } catch (const std::invalid_argument& error) {
-      if (!on_any_rank(is_damaged, state.mesh)) throw;
+      look.note_if_gone();  // on a rank that could open it too, since others may have found another one
+      if (look.trouble == Trouble::kNone && has_newer(folder, before, look.folder)) look.trouble = Trouble::kGone;
+      const Trouble trouble = on_any_rank(look.trouble, state.mesh);
+      if (trouble == Trouble::kNone || (trouble == Trouble::kGone && gone++ == kMostLooks)) throw;
+      if (trouble == Trouble::kGone) {
+        end = kNoEnd;
+        damaged = 0;
+        continue;
+      }
       if (state.mesh.world().rank() == state.mesh.mesh().ranks().front())
         logger().warn("{}: {}; an older state is looked for", kOp, error.what());
       if (damaged++ == 0) of_newest = error.what();

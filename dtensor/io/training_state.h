@@ -47,7 +47,7 @@ struct SaveStateOptions {
   // and one for the optimizer.
   int64_t max_shard_bytes = 0;
   // Is the number of bytes that have one checksum, at most 4 MiB. A rank that loads reads whole blocks.
-  int64_t block_bytes = kLargestBlock;
+  int64_t block_bytes = kUsualBlock;
   // Is called after each tensor, with the bytes that this rank has written so far and in total, on the thread that
   // writes. An exception of it counts as this rank's failure.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
@@ -125,8 +125,10 @@ void load_training_state(TrainingState& state, const std::string& step_folder);
 // step folders. Where a rank finds that the state is not whole (see newest_training_state) or that a file of it is
 // damaged, the newest one before it is loaded, and so on; for each, the mesh's first rank logs a warning with the
 // reason, and `state.step` says which one was loaded. If none is left, throws std::invalid_argument with the reason of
-// the newest: a run that has lost its states must not begin anew unnoticed. Each state that is passed over takes, per
-// mesh dimension, two all-reduces of 40 bytes at most, one of the reason and one of 8 bytes more.
+// the newest: a run that has lost its states must not begin anew unnoticed. A job that saves meanwhile may remove the
+// state, once it has saved a newer one: where its folder has gone on any rank, all look for the newest again, 10 times
+// at most, and then throw std::invalid_argument. Each state that is passed over or gone takes, per mesh dimension, two
+// all-reduces of 40 bytes at most, one of the reason and one of 8 bytes more.
 bool load_newest_training_state(TrainingState& state, const std::string& folder);
 
 // Returns the step folder of the highest step in `folder` whose state is whole: state.json has its checksum, and every

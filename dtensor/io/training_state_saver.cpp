@@ -19,6 +19,7 @@
 
 #include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/optimizer_contents.h"
 #include "tessera/dtensor/io/scheduler_steps.h"
 #include "tessera/dtensor/io/state_writer.h"
@@ -32,7 +33,9 @@
 #include "tessera/mesh/core/logger.h"
 #include "tessera/mesh/failing.h"
 #include "tessera/mesh/failure.h"
+#include "tessera/mesh/values_on_host.h"
 #include "tessera/mesh/world.h"
+#include "tessera/placement/placement.h"
 
 namespace tessera {
 namespace {
@@ -68,11 +71,7 @@ void check_manifest(StateManifest manifest, const std::vector<FilePlan>& files, 
 // Returns the value with pending reductions carried out, replicated where they were pending.
 at::Tensor reduced(const at::Tensor& tensor) {
   if (!is_dtensor(tensor) || !spec_of(tensor).partial) return tensor;
-  Placements placements = placements_of(tensor);
-  for (Placement& placement : placements) {
-    if (placement.is_partial()) placement = Replicate();
-  }
-  return redistribute(tensor, placements);
+  return redistribute(tensor, without_partial(placements_of(tensor)));
 }
 
 // Returns the mesh's first rank's text of at most 64 bytes.
@@ -83,8 +82,7 @@ std::string from_first_rank(const std::string& text, const DeviceMesh& mesh) {
   bytes = bytes.to(mesh.device());
   const World::Scope scope(mesh.world(), kOp);
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) bytes = broadcast(bytes, mesh, dim, 0);
-  bytes = bytes.cpu();
-  mesh.world().check_alive();  // a collective on a GPU that was aborted leaves any value
+  bytes = values_on_host(bytes, mesh.world());
   const auto* const characters = static_cast<const char*>(bytes.const_data_ptr());
   return std::string(characters, strnlen(characters, kMostBytes));
 }
@@ -105,20 +103,16 @@ void check_seen(const std::string& folder, const DeviceMesh& mesh) {
   }
 }
 
-// Returns this rank's share of the values, in the order of the tile: a view where the memory has that order.
-at::Tensor share_values(const TensorToWrite& item) {
+// Returns the plain values of the tile that this rank holds.
+at::Tensor values_of(const TensorToWrite& item) {
   const at::Tensor local = is_dtensor(item.tensor) ? to_local(item.tensor) : item.tensor;
-  const at::Tensor values = in_memory(local.detach());
-  const at::Tensor share =
-      values.contiguous().view({-1}).narrow(0, item.share.first, item.share.last - item.share.first);
-  // All shares are found before the first is copied: packed on a GPU, they would fill it.
-  return values.is_contiguous() ? share : share.cpu();
+  return in_memory(local.detach());
 }
 
 // Holds copies of values from one save to the next, so that only the first save of a size pays for fresh memory.
 class HeldValues {
  public:
-  // Replaces the values of all shares by copies, in one piece of memory.
+  // Copies the values of all shares, one after the other, into one piece of memory.
   void hold(std::vector<ShareToWrite>& shares) {
     int64_t bytes = 0;
     for (const ShareToWrite& share : shares) bytes += aligned(share.place.bytes());
@@ -128,18 +122,19 @@ class HeldValues {
     }
     int64_t begin = 0;
     for (ShareToWrite& share : shares) {
-      const at::Tensor copy = memory_.narrow(0, begin, share.place.bytes()).view(share.bytes.scalar_type());
-      if (share.bytes.is_cpu()) {
-        std::memcpy(copy.mutable_data_ptr(), share.bytes.const_data_ptr(),
-                    static_cast<std::size_t>(share.place.bytes()));
+      const at::Tensor values = packed(share.place);
+      const at::Tensor copy = memory_.narrow(0, begin, share.place.bytes()).view(values.scalar_type());
+      if (values.is_cpu()) {
+        std::memcpy(copy.mutable_data_ptr(), values.const_data_ptr(), static_cast<std::size_t>(share.place.bytes()));
       } else {
         auto* const to = static_cast<char*>(copy.mutable_data_ptr());
-        write_from_device(share.bytes, [&](const char* from, int64_t position, int64_t count) {
+        write_from_device(values, [&](const char* from, int64_t position, int64_t count) {
           std::memcpy(to + position, from, static_cast<std::size_t>(count));
         });
       }
       begin += aligned(share.place.bytes());
       share.bytes = copy;
+      share.place.tensor.reset();
     }
   }
 
@@ -181,11 +176,11 @@ void TrainingStateSaver::Impl::plan(const TrainingState& state) {
   refuse_fake_world({state.mesh}, kOp);
   const std::vector<SavedTensor> weights = saved_weights(state.model);
   check_meshes(weights, state.mesh, kOp);
-  append_files(layout, "model.safetensors", weights, plan_files(weights, options.max_shard_bytes, {{"format", "pt"}}));
+  append_files(layout, kWeightsName, weights, plan_files(weights, options.max_shard_bytes, {{"format", "pt"}}));
   if (state.optimizer != nullptr) {
     const OptimizerContents contents = optimizer_contents(*state.optimizer, state.model, kOp);
     check_meshes(contents.tensors, state.mesh, kOp);
-    append_files(layout, "optimizer.safetensors", contents.tensors,
+    append_files(layout, kOptimizerName, contents.tensors,
                  plan_files(contents.tensors, options.max_shard_bytes, contents.metadata));
   }
   job.manifest = {.step = state.step, .random = state.mesh.world().random_state(), .values = state.values};
@@ -224,9 +219,8 @@ void TrainingStateSaver::Impl::find_shares(bool hold) {
   for (TensorToWrite& item : layout.tensors) {
     find_share(item, job.rank == job.ranks.front());
     if (item.bytes() == 0) continue;
-    at::Tensor values = share_values(item);
-    item.tensor.reset();
-    job.shares.push_back({std::move(item), std::move(values)});
+    item.tensor = values_of(item);
+    job.shares.push_back({.place = std::move(item), .bytes = {}});
   }
   layout = {};
   if (hold) {
@@ -234,7 +228,9 @@ void TrainingStateSaver::Impl::find_shares(bool hold) {
   } else if (!mesh->device().is_cpu()) {
     HeldValues().hold(job.shares);
   } else {
-    for (ShareToWrite& share : job.shares) share.bytes = share.bytes.cpu();
+    for (ShareToWrite& share : job.shares) {
+      if (!share.place.tensor.is_cpu()) share.bytes = packed(share.place).cpu();
+    }
   }
 }
 
@@ -289,6 +285,7 @@ void TrainingStateSaver::Impl::begin(const TrainingState& state, bool hold) {
   try {
     agree(state);
   } catch (...) {
+    layout = {};
     job = {};  // removes the new folder
     throw;
   }
@@ -301,6 +298,7 @@ void TrainingStateSaver::Impl::begin(const TrainingState& state, bool hold) {
     // thread.
     failure = std::current_exception();
     running = false;
+    layout = {};
     job.shares.clear();
     give_up(job, "this rank could not hold the values to save");
   }

@@ -94,39 +94,39 @@ WeightSlot make_slot(const ModuleTensor& item, const WeightPlan& plan, const Che
   return slot;
 }
 
-std::string joined(const std::vector<std::string>& lines, const char* separator = "; ") {
-  constexpr std::size_t kShown = 10;
-  const std::vector<std::string> first(lines.begin(),
-                                       lines.begin() + static_cast<std::ptrdiff_t>(std::min(lines.size(), kShown)));
-  const std::string more = lines.size() > kShown ? fmt::format(" and {} more", lines.size() - kShown) : "";
-  return fmt::format("{}{}", fmt::join(first, separator), more);
-}
-
-[[noreturn]] void throw_misfits(const Misfits& misfits, const std::string& path, const char* op) {
+// Without `has_options` the text names no options, since the user cannot give any.
+[[noreturn]] void throw_misfits(const Misfits& misfits, const std::string& path, bool has_options, const char* op) {
+  const auto hint = [has_options](const char* text) { return has_options ? text : ""; };
   std::string text = fmt::format("{}: '{}' does not fit the module, which was not changed.", op, path);
   if (!misfits.not_given.empty()) {
     text +=
         fmt::format(" No rule is for: {} (add one, or name them in `allow_missing`).", list_names(misfits.not_given));
   }
   if (!misfits.idle_rules.empty()) {
-    text += fmt::format(" No tensor of the module has the name of these rules: {}.", joined(misfits.idle_rules));
+    text +=
+        fmt::format(" No tensor of the module has the name of these rules: {}.", list_texts(misfits.idle_rules, "; "));
   }
   if (!misfits.missing.empty()) {
-    text += fmt::format(
-        " Missing in the file: {} (rename them with `rename` or `rules`, or name the module's in `allow_missing`).",
-        joined(misfits.missing, ", "));
+    text += fmt::format(" Missing in the file: {}{}.", list_texts(misfits.missing, ", "),
+                        hint(" (rename them with `rename` or `rules`, or name the module's in `allow_missing`)"));
   }
   if (!misfits.unexpected.empty()) {
-    text += fmt::format(" Not in the module: {} (set `allow_unexpected` to ignore them).",
-                        joined(misfits.unexpected, ", "));
+    text += fmt::format(" Not in the module: {}{}.", list_texts(misfits.unexpected, ", "),
+                        hint(" (set `allow_unexpected` to ignore them)"));
   }
-  if (!misfits.shapes.empty()) text += fmt::format(" Of another shape: {}.", joined(misfits.shapes));
+  if (!misfits.shapes.empty()) text += fmt::format(" Of another shape: {}.", list_texts(misfits.shapes, "; "));
   if (!misfits.dtypes.empty()) {
-    text += fmt::format(" Of another dtype: {} (set `convert_dtype` to convert).", joined(misfits.dtypes));
+    text += fmt::format(" Of another dtype: {}{}.", list_texts(misfits.dtypes, "; "),
+                        hint(" (set `convert_dtype` to convert)"));
   }
   if (!misfits.expanded.empty()) {
     text += fmt::format(" Expanded in the module, so that one number in memory is several elements: {} (clone() them).",
-                        joined(misfits.expanded));
+                        list_texts(misfits.expanded, "; "));
+  }
+  if (!has_options) {
+    text +=
+        " Make the module as it was when this was saved, or load the weights alone by load_weights, whose options "
+        "rename, convert and leave out tensors.";
   }
   throw std::invalid_argument(text);
 }
@@ -281,7 +281,9 @@ at::Tensor read_box(const WeightSlot& slot, const Checkpoint& checkpoint, c10::D
 }  // namespace
 
 std::vector<WeightSlot> match_weights(const std::vector<ModuleTensor>& tensors, const Checkpoint& checkpoint,
-                                      const std::string& path, const LoadOptions& options, const char* op) {
+                                      const std::string& path, const LoadOptions* given, const char* op) {
+  const LoadOptions none;
+  const LoadOptions& options = given != nullptr ? *given : none;
   check_rules(options);
   std::vector<WeightSlot> slots;
   Misfits misfits;
@@ -294,7 +296,7 @@ std::vector<WeightSlot> match_weights(const std::vector<ModuleTensor>& tensors, 
     if (!used[i]) misfits.idle_rules.push_back(to_string(options.rules.rules[i]));
   }
   check_unexpected(checkpoint, options, wanted, misfits);
-  if (!misfits.empty()) throw_misfits(misfits, path, op);
+  if (!misfits.empty()) throw_misfits(misfits, path, given != nullptr, op);
   // Tensors are read in the order of their data.
   std::ranges::sort(slots, {}, [&](const WeightSlot& slot) {
     const auto& blocks = slot.plan.blocks;

@@ -26,6 +26,7 @@
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/converting_weights/hugging_face.h"
 #include "tessera/tests/dtensor/io/same_message.h"
+#include "tessera/tests/dtensor/io/save_list.h"
 #include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tests/harness/ranks.h"
 

@@ -66,7 +66,7 @@ TEST_CASE("Llama in bfloat16: neighbouring positions differ, however late they a
   model->to(at::kBFloat16);
   const at::Tensor plain = model->rotations(600, torch::dtype(at::kFloat)).first;
   const at::Tensor rounded = model->rotations(600, torch::dtype(at::kBFloat16)).first;
-  CHECK(rounded.scalar_type() == at::kBFloat16);
+  CHECK((rounded.scalar_type() == at::kBFloat16));
   CHECK((rounded.to(at::kFloat) - plain).abs().max().item<double>() < 0.004);
 }
 

@@ -130,7 +130,8 @@ TESSERA_RANKS_TEST_CASE("the factories draw by an element's global position too"
 
 TESSERA_RANKS_TEST_CASE("numbers are distributed as asked", {1}) {
   const DeviceMesh mesh = line();
-  manual_seed(7, mesh.world());
+  manual_seed(7, mesh);
+  CHECK(mesh.world().random_state().seed == 7);
   const at::Tensor none = spread(at::empty({400, 500}, on(at::kDouble)), mesh, {R});
   const auto mean = [](const at::Tensor& t) { return to_local(t).to(at::kDouble).mean().item<double>(); };
   const auto deviation = [](const at::Tensor& t) { return to_local(t).to(at::kDouble).std().item<double>(); };
@@ -348,6 +349,23 @@ TESSERA_RANKS_TEST_CASE("factories make each rank's own piece, without communica
   CHECK(same(full_tensor(tessera::full({2}, 7, mesh, {R})), at::full({2}, 7, on(at::kLong))));
   CHECK(same(full_tensor(tessera::arange(10, mesh, {S0})), at::arange(10, on(at::kLong))));
   CHECK((tessera::empty({5, 3}, mesh, {S0}, at::kBFloat16).scalar_type() == at::kBFloat16));
+}
+
+TESSERA_RANKS_TEST_CASE("arange counts places in the whole, where two mesh dimensions cut it and where blocks do",
+                        {4}) {
+  const at::Tensor place = at::arange(11, on(at::kLong));
+  for (const at::ScalarType dtype : {at::kLong, at::kDouble, at::kBFloat16}) {
+    const at::Tensor plane = tessera::arange(11, mesh_over({2, 2}), {S0, S0}, dtype);
+    const std::vector<Interval> parts = {{0, 3}, {3, 6}, {6, 9}, {9, 11}};
+    const Interval mine = parts[static_cast<std::size_t>(rank())];
+    CHECK(same(to_local(plane), place.slice(0, mine.begin, mine.end).to(dtype)));
+    CHECK(same(full_tensor(plane), place.to(dtype)));
+    const at::Tensor blocks = tessera::arange(11, line(), {BlockCyclic(0, 2)}, dtype);  // the first rank's are 0 1 8 9
+    const int64_t begin = 2 * rank();
+    const at::Tensor want = at::cat({place.slice(0, begin, begin + 2), place.slice(0, begin + 8, begin + 10)});
+    CHECK(same(to_local(blocks), want.to(dtype)));
+    CHECK(same(full_tensor(blocks), place.to(dtype)));
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("ranks that draw nothing keep count: replicas agree on what is drawn next", {3}) {

@@ -1,4 +1,5 @@
-// Tests what loading and saving do where a state is damaged, a folder is not the same for all, or a mesh lacks ranks.
+// Tests what loading and saving do where a state is damaged, goes or does not fit, a folder is not the same for all, or
+// a mesh lacks ranks.
 
 #include <cerrno>
 #include <filesystem>
@@ -8,10 +9,12 @@
 
 #include <torch/nn/module.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 #include <torch/types.h>
 // This comes after LibTorch, whose logging has a CHECK of its own.
 #include <doctest/doctest.h>
 
+#include "tessera/dtensor/io/step_folders.h"
 #include "tessera/dtensor/io/training_state.h"
 #include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/device_mesh.h"
@@ -165,6 +168,98 @@ TESSERA_RANKS_TEST_CASE("training state: under Checked, bytes of an optimizer th
   });
   CHECK(state.step == 1);
   if (world()->rank() == 0) contains(text, "Input/output error");
+}
+
+TESSERA_RANKS_TEST_CASE("training state: where a state goes while a rank reads it, all look for the newest again",
+                        {1, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 0);
+  save_steps(module, folder.path(), 3);
+  folder.wait();
+  if (world()->rank() == 0) std::filesystem::rename(folder / "step_00000003", folder / "not yet");
+  folder.wait();
+  TrainingState state = module.state(0);
+  std::optional<FailingReads> reads;
+  int64_t manifests = 0;  // each look reads two: whether the state is whole, and what is in it
+  const auto as_a_saver_does = [&] {
+    if (++manifests == 2) {
+      std::filesystem::rename(folder / "not yet", folder / "step_00000003");
+      std::filesystem::rename(folder / "step_00000002", folder / "removed");
+    }
+    return 0;
+  };
+  if (is_last()) reads.emplace("step_00000002/state.json", as_a_saver_does);
+  CHECK(logged([&] { CHECK(load_newest_training_state(state, folder.path())); }).empty());
+  CHECK(state.step == 3);
+  CHECK(module.value() == 3);
+}
+
+TESSERA_RANKS_TEST_CASE(
+    "training state: where every newest state goes while a rank reads it, ranks look 10 times again", {1, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 0);
+  save_steps(module, folder.path(), 1);
+  folder.wait();
+  for (int64_t step = 2; world()->rank() == 0 && step <= 12; ++step) {
+    std::filesystem::copy(folder / "step_00000001", folder / step_folder_name(step),
+                          std::filesystem::copy_options::recursive);
+  }
+  folder.wait();
+  module.fill(7);
+  TrainingState state = module.state(0);
+  std::optional<FailingReads> reads;
+  int64_t manifests = 0;
+  const auto remove_newest = [&] {
+    const int64_t look = ++manifests / 2;
+    if (manifests % 2 == 0)
+      std::filesystem::rename(folder / step_folder_name(13 - look), folder / std::to_string(look));
+    return 0;
+  };
+  if (is_last()) reads.emplace("/state.json", remove_newest);
+  const std::string text = same_message(mesh, [&] { load_newest_training_state(state, folder.path()); });
+  reads.reset();
+  contains(text, "cannot open '" + folder / "step_00000002/");
+  contains(text, "No such file or directory");
+  CHECK(newest_training_state(folder.path()) == folder / "step_00000001");
+  CHECK(module.value() == 7);
+  CHECK(state.step == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("training state: what does not fit is an error of this function, without another one's options",
+                        {1}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  torch::nn::Module saved, other;
+  saved.register_parameter("less", torch::zeros({2}));
+  saved.register_parameter("both", torch::zeros({2}));
+  other.register_parameter("both", torch::zeros({2}, torch::kDouble));
+  other.register_parameter("more", torch::zeros({2}));
+  torch::optim::SGD sgd(saved.parameters(), torch::optim::SGDOptions(0.1));
+  const std::string step = folder / "step_00000001";
+  save_training_state({.mesh = mesh, .model = saved, .optimizer = &sgd, .step = 1}, folder.path());
+  const auto refusal = [&](torch::nn::Module& model, torch::optim::Optimizer* optimizer) {
+    TrainingState state = {.mesh = mesh, .model = model, .optimizer = optimizer};
+    return message_of([&] { load_training_state(state, step); });
+  };
+  CHECK(refusal(other, nullptr) ==
+        "load_training_state: '" + step +
+            "/model.safetensors' does not fit the module, which was not changed. Missing in the file: 'more'. Not in "
+            "the module: 'less'. Of another dtype: 'both' is Float in the file and Double in the module. Make the "
+            "module as it was when this was saved, or load the weights alone by load_weights, whose options rename, "
+            "convert and leave out tensors.");
+  const std::string file = "'" + step + "/optimizer.safetensors'";
+  torch::optim::AdamW adamw(saved.parameters());
+  contains(refusal(saved, &adamw),
+           "load_training_state: " + file + " holds the state of 'SGD', the optimizer is AdamW");
+  torch::optim::SGD one({saved.parameters()[0]}, torch::optim::SGDOptions(0.1));
+  contains(refusal(saved, &one),
+           "load_training_state: group 0 of " + file + " has 2 parameters, that of the optimizer 1");
+  torch::optim::SGD two({torch::optim::OptimizerParamGroup({saved.parameters()[0]}),
+                         torch::optim::OptimizerParamGroup({saved.parameters()[1]})},
+                        torch::optim::SGDOptions(0.1));
+  contains(refusal(saved, &two), "load_training_state: " + file + " has 1 parameter groups, the optimizer 2");
 }
 
 TESSERA_RANKS_TEST_CASE("training state: a mesh that lacks ranks of the model is refused by loading too", {2, 3}) {

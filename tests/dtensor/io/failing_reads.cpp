@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -19,7 +20,12 @@ std::atomic<const FailingReads*> living{nullptr};
 
 }  // namespace
 
-FailingReads::FailingReads(std::string part, int error) : part_(std::move(part)), error_(error) { living = this; }
+FailingReads::FailingReads(std::string part, int error) : FailingReads(std::move(part), [error] { return error; }) {}
+
+FailingReads::FailingReads(std::string part, std::function<int()> before)
+    : part_(std::move(part)), before_(std::move(before)) {
+  living = this;
+}
 
 FailingReads::~FailingReads() { living = nullptr; }
 
@@ -27,7 +33,9 @@ bool FailingReads::fails(int fd) const {
   std::error_code ignored;
   const auto path = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd), ignored);
   if (path.string().find(part_) == std::string::npos) return false;
-  errno = error_;
+  const int error = before_();
+  if (error == 0) return false;
+  errno = error;
   return true;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace tessera {
@@ -9,6 +10,9 @@ namespace tessera {
 class FailingReads {
  public:
   FailingReads(std::string part, int error);
+  // Calls `before` before each of these reads, which then fails with the errno that it returns, or does not where this
+  // is 0.
+  FailingReads(std::string part, std::function<int()> before);
   ~FailingReads();
   FailingReads(const FailingReads&) = delete;
   FailingReads& operator=(const FailingReads&) = delete;
@@ -18,7 +22,7 @@ class FailingReads {
 
  private:
   const std::string part_;
-  const int error_;
+  const std::function<int()> before_;
 };
 
 }  // namespace tessera

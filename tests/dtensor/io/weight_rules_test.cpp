@@ -13,9 +13,9 @@
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/io/name_pattern.h"
-#include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/weight_plan.h"
 #include "tessera/dtensor/io/weights.h"
+#include "tessera/tests/dtensor/io/save_list.h"
 #include "tessera/tests/dtensor/io/test_files.h"
 
 namespace tessera {
