@@ -210,7 +210,8 @@ struct CopyToDevice : torch::autograd::Function<CopyToDevice> {
     const DeviceMesh& back = detail::saved<SpecPtr>(ctx, "from")->mesh;
     const at::Tensor g = detail::as_dtensor(grads[0], *detail::saved<SpecPtr>(ctx, "to"));
     const Spec& own = spec_of(g);
-    return {apply(g, intern_spec(back, own.placements, own.sizes, own.strides, own.dtype)), at::Tensor()};
+    const SpecPtr goal = intern_spec(back, own.placements, own.sizes, own.strides, own.dtype);
+    return {detail::linear_in(g, [&](const at::Tensor& part) { return apply(part, goal); }), at::Tensor()};
   }
 };
 

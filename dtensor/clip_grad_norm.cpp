@@ -8,6 +8,7 @@
 #include <set>
 #include <stdexcept>
 
+#include <ATen/ScalarOps.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -192,7 +193,15 @@ void check_arguments(double max_norm, double norm_type, const std::optional<Devi
 
 void scale(const detail::LocalGradients& all, double factor) {
   std::vector<at::Tensor> pieces;
-  for (const detail::LocalGradient& each : all.gradients) pieces.push_back(each.piece);
+  for (const detail::LocalGradient& each : all.gradients) {
+    // On the CPU LibTorch's operators with a Scalar round it to the pieces' 16 bits, a small one to 0; those with a
+    // number that is a tensor do not.
+    if (each.piece.is_cpu() && at::isReducedFloatingType(each.piece.scalar_type())) {
+      each.piece.mul_(at::native::wrapped_scalar_tensor(factor));
+    } else {
+      pieces.push_back(each.piece);
+    }
+  }
   if (!pieces.empty()) at::_foreach_mul_(pieces, factor);
 }
 

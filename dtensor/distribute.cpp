@@ -125,6 +125,7 @@ struct Distribute : torch::autograd::Function<Distribute> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& t, const SpecPtr& spec,
                             const std::optional<std::vector<int64_t>>& source) {
     ctx->saved_data["device"] = t.device();
+    ctx->set_materialize_grads(false);  // no zeros for a DTensor that took no part in the loss
     const World::Scope scope(spec->mesh.world(), "distribute_tensor");
     return detail::wrap(piece_of(t, *spec, source), spec);
   }

@@ -9,13 +9,14 @@
 
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/saved.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/core/backward_pass.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 
 namespace tessera {
 at::Tensor detail::as_dtensor(const at::Tensor& gradient, const Spec& like) {
   if (detail::is_dtensor(gradient)) return gradient;
-  if (c10::GradMode::is_enabled() && gradient.requires_grad()) {
+  if ((c10::GradMode::is_enabled() && gradient.requires_grad()) || detail::has_tangent(gradient)) {
     return from_local(gradient, like.mesh, Placements(static_cast<std::size_t>(like.mesh.ndim()), Replicate()));
   }
   return detail::wrap(gradient, replicated_spec(like.mesh, gradient));

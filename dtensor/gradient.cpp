@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -32,6 +33,7 @@ class GradientHook final : public FunctionPreHook {
  public:
   enum class Does {
     kTermsAlone,  // only pending reductions are carried out
+    kCutsAlone,   // all is done but that
     kAll,
     kAllOfLeaf,  // and the gradient, which autograd may keep as .grad, gets memory of its own
   };
@@ -114,9 +116,9 @@ class GradientHook final : public FunctionPreHook {
 
   Placements goal(Placements gradient) const {
     Placements own = reducer_ != nullptr ? reducer_->layout(leaf_index_) : without_partial(spec_->placements);
-    if (does_ != Does::kTermsAlone) return own;
+    if (does_ == Does::kAll || does_ == Does::kAllOfLeaf) return own;
     for (std::size_t i = 0; i < own.size(); ++i) {
-      if (gradient[i].is_partial()) gradient[i] = own[i];
+      if (gradient[i].is_partial() == (does_ == Does::kTermsAlone)) gradient[i] = own[i];
     }
     return gradient;
   }
@@ -196,6 +198,16 @@ std::shared_ptr<torch::autograd::Node> node_of(const at::Tensor& t) {
   return t.grad_fn();
 }
 
+// Brings the gradient of a tensor of which a view was written into the tensor's layout, in which the view could be
+// made: LibTorch makes that view of the gradient too, and writes it. What is pending can be viewed as it is.
+void watch_written(const at::Tensor& t, const AutogradMeta& autograd) {
+  torch::autograd::Node* const made = autograd.grad_fn_.get();
+  if (made == nullptr || typeid(*made) != typeid(torch::autograd::CopySlices)) return;
+  if (find_hook(made->tensor_pre_hooks(), t.output_nr(), nullptr) != nullptr) return;
+  made->add_tensor_pre_hook(
+      std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, std::string(), GradientHook::Does::kCutsAlone));
+}
+
 thread_local NestedBackward* innermost = nullptr;
 
 }  // namespace
@@ -208,7 +220,7 @@ void watch_gradient(const at::Tensor& t) {
     watch_leaf(t, *autograd);
     return;
   }
-  if (is_dtensor(t)) return;
+  if (is_dtensor(t)) return watch_written(t, *autograd);
   const auto node = node_of(t);
   if (node == nullptr || find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr) != nullptr) return;
   node->add_tensor_pre_hook(std::make_unique<GradientHook>(t.output_nr(), nullptr, std::string()));

@@ -17,7 +17,9 @@ namespace tessera::detail {
 //   - a leaf DTensor's gradient arrives in the leaf's own layout, after one redistribution: autograd first sums the
 //     gradients of all uses, with their pending reductions (a Partial leaf takes a replicated gradient);
 //   - a plain tensor's gradient arrives whole and plain (see whole_gradient);
-//   - neither shares memory that somebody else holds then: autograd may keep it as .grad, and add to that in place.
+//   - the gradient of a DTensor of which a view was written arrives cut as the DTensor is, or pending;
+//   - that of a leaf or a plain tensor shares no memory that somebody else holds then: autograd may keep it as .grad,
+//   and add to that in place.
 void watch_gradient(const at::Tensor& t);
 
 // Returns the gradient of a plain tensor that every rank has as a whole: the value of `gradient`, a DTensor; zeros on a

@@ -123,6 +123,7 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     const at::Tensor mask = given_mask.value_or(at::Tensor());
     detail::saved<SpecPtr>(ctx, "spec") = spec;
     detail::saved<Wanted>(ctx, "grad") = wanted;
+    ctx->set_materialize_grads(false);  // no zeros for a DTensor that took no part in the loss
     const bool saves = PieceDerivative::needs_piece(*spec) || mask.defined();
     ctx->saved_data["saves"] = saves;
     // Outside the mesh the tensor may have any sizes, and there is nothing of it in the DTensor.
@@ -154,7 +155,7 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     const tensor_list saved = ctx->saved_data["saves"].toBool() ? ctx->get_saved_variables() : tensor_list(2);
     const at::Tensor& mask = saved[1];
     const Placements layout = wanted.value_or(without_partial(spec.placements));
-    const bool is_there = !c10::GradMode::is_enabled() && placements_of(g) == layout;
+    const bool is_there = !c10::GradMode::is_enabled() && placements_of(g) == layout && !detail::has_tangent(g);
     at::Tensor out = is_there ? detail::meta(g).local() : to_local(redistribute(g, layout), layout);
     if (!wanted) {
       const at::Tensor piece = saved[0].defined() ? masked_piece(saved[0].detach(), mask, spec) : at::Tensor();
@@ -185,7 +186,8 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     const at::Tensor& piece = grads[0];
     const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
     const Placements& layout = detail::saved<Placements>(ctx, "grad");
-    if (!c10::GradMode::is_enabled() && spec.mesh.is_member() && !is_dtensor(piece) && piece.is_contiguous()) {
+    const bool is_alone = !c10::GradMode::is_enabled() && !detail::has_tangent(piece);
+    if (is_alone && spec.mesh.is_member() && !is_dtensor(piece) && piece.is_contiguous()) {
       const SpecPtr whole = intern_spec(spec.mesh, layout, spec.sizes, piece.scalar_type());
       // The tensor itself goes on, since autograd counts the references to it.
       if (piece.sizes() == at::IntArrayRef(whole->local_sizes)) return {detail::wrap(piece, whole), at::Tensor()};

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <optional>
 
@@ -49,6 +50,12 @@ at::Tensor scatter_to_region(const at::Tensor& x, const DeviceMesh& mesh, int64_
 at::Tensor reduce_scatter_to_region(const at::Tensor& x, const DeviceMesh& mesh, int64_t tensor_dim = 0,
                                     bool allow_uneven = false);
 
+// A bool in the place of tensor_dim would be a dimension.
+template <std::same_as<bool> Uneven>
+at::Tensor scatter_to_region(const at::Tensor& x, const DeviceMesh& mesh, Uneven) = delete;
+template <std::same_as<bool> Uneven>
+at::Tensor reduce_scatter_to_region(const at::Tensor& x, const DeviceMesh& mesh, Uneven) = delete;
+
 struct GatherOptions {
   int64_t tensor_dim = -1;
   // Says whether each rank uses the result for its own part of the work only, so that the ranks' gradients are terms of
@@ -68,5 +75,18 @@ at::Tensor reduce_scatter_to_sequence_region(const at::Tensor& x, const DeviceMe
 at::Tensor gather_from_sequence_region(const at::Tensor& x, const DeviceMesh& mesh,
                                        bool tensor_parallel_output_grad = true,
                                        const std::optional<int64_t>& size = std::nullopt);
+// A number in the place of a bool would be true.
+template <std::integral Number>
+requires(!std::same_as<Number, bool>) at::Tensor
+    scatter_to_sequence_region(const at::Tensor& x, const DeviceMesh& mesh, Number)
+= delete;
+template <std::integral Number>
+requires(!std::same_as<Number, bool>) at::Tensor
+    reduce_scatter_to_sequence_region(const at::Tensor& x, const DeviceMesh& mesh, Number)
+= delete;
+template <std::integral Number>
+requires(!std::same_as<Number, bool>) at::Tensor
+    gather_from_sequence_region(const at::Tensor& x, const DeviceMesh& mesh, Number)
+= delete;
 
 }  // namespace tessera

@@ -269,6 +269,12 @@ void check_dtypes(const Spec& from, at::ScalarType to, const RedistributeOptions
     throw std::invalid_argument(
         fmt::format("redistribute: a gradient as {}; backward_dtype must be floating", toString(back)));
   }
+  if (requires_grad && isComplexType(from.dtype) && isComplexType(to) && !isComplexType(back)) {
+    throw std::invalid_argument(
+        fmt::format("redistribute: the gradient of {} as {}, which would lose its imaginary part; pass a complex "
+                    "backward_dtype, or none",
+                    toString(from.dtype), toString(back)));
+  }
 }
 
 // Throws where the pieces of a pending reduction, which are converted before they are reduced, would give another

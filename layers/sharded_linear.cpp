@@ -75,7 +75,7 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
     const bool keeps = weight.requires_grad() && !plan.options.frozen_weight;
     ctx->saved_data["sizes"] = input.sizes();
     ctx->saved_data["bias"] = bias.has_value();
-    ctx->save_for_backward({keeps ? input : at::Tensor(), weight});
+    ctx->save_for_backward({keeps ? input : at::Tensor(), input.requires_grad() ? weight : at::Tensor()});
     if (!plan.sums_output())
       return at::linear(plan.gathers() ? Rows(input, plan, WaitTime::kAtOnce).wait() : input, weight, bias);
     const at::Tensor sum =
@@ -88,10 +88,11 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
     const Plan& plan = detail::saved<Plan>(ctx, "plan");
     const tensor_list saved = ctx->get_saved_variables();
     const at::Tensor &input = saved[0], &g = grads[0];
-    const at::Tensor weight = plan.options.frozen_weight ? saved[1].detach() : saved[1];
+    const bool is_frozen = plan.options.frozen_weight && saved[1].defined();
+    const at::Tensor weight = is_frozen ? saved[1].detach() : saved[1];
     const bool wants_weight = input.defined() && ctx->needs_input_grad(1);
     tensor_list out(4);
-    if (c10::GradMode::is_enabled()) {
+    if (c10::GradMode::is_enabled() || detail::has_tangent(g)) {
       // The gradient of a sum is the same on all ranks, and each rank's columns use it for their own part.
       const at::Tensor used = plan.sums_output() ? copy_to_region(g, *plan.mesh) : g;
       if (ctx->needs_input_grad(0)) out[0] = differentiable_input_gradient(used, weight, plan);
@@ -143,7 +144,8 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
   static void check_in_graph(const Plan& plan) {
     if (!plan.options.main_grad.defined()) return;
     throw std::invalid_argument(
-        "sharded_linear: a gradient of the gradient was asked for, but the weight's gradient goes to main_grad, "
+        "sharded_linear: a gradient of the gradient, or its forward-mode derivative, was asked for, but the weight's "
+        "gradient goes to main_grad, "
         "outside of the graph; leave main_grad out");
   }
 

@@ -8,6 +8,7 @@
 #include "tessera/dtensor/dispatch/meta_run.h"
 #include "tessera/dtensor/dispatch/refused_calls.h"
 #include "tessera/dtensor/redistribute/route.h"
+#include "tessera/ops/rules/result_order.h"
 #include "tessera/placement/plan.h"
 
 namespace tessera::dispatch {
@@ -293,8 +294,9 @@ class Decider {
   }
 
   // Returns the strides of a result of `sizes` if LibTorch does not tell them: the memory order of the first tensor of
-  // that shape that is not expanded, else row-major.
+  // that shape that is not expanded, else row-major, as the results of some operators always are.
   std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes) const {
+    if (rules::gives_row_major(call_.traits.name)) return contiguous_strides(sizes);
     for (const TensorArg& entry : call_.tensors) {
       if (!entry.tensor->defined() || entry.tensor->sizes() != at::IntArrayRef(sizes)) continue;
       std::vector<int64_t> strides = strides_like(sizes, *entry.tensor);

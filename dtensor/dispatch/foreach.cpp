@@ -105,12 +105,25 @@ torch::jit::Stack local_stack(const Call& call, const std::vector<List>& lists, 
   const auto moved = [](const std::optional<Placements>& move) { return move.has_value(); };
   if (std::any_of(moves.begin(), moves.end(), moved))
     scope.emplace(call.first_spec->mesh.world(), call.traits.name.c_str());
+  // Holds the moved pieces of written tensors, since one that the lists name twice has one piece.
+  struct Written {
+    const void* tensor;
+    const Placements* to;
+    at::Tensor piece;
+  };
+  std::vector<Written> written;
   const auto piece = [&](std::size_t i) {
     at::Tensor local = local_of(*call.tensors[i].tensor);
     if (!moves[i]) return local;
+    const void* const tensor = call.tensors[i].tensor->unsafeGetTensorImpl();
+    const auto known =
+        std::ranges::find_if(written, [&](const Written& w) { return w.tensor == tensor && *w.to == *moves[i]; });
+    if (known != written.end()) return known->piece;
     const SpecPtr to = with_placements(*call.tensors[i].spec, *moves[i]);
     at::Tensor moved = in_memory_order(redistribute_local(local, *call.tensors[i].spec, *moves[i]), *to);
-    return call.writes(call.tensors[i]) && moved.is_alias_of(local) ? moved.clone() : moved;
+    if (!call.writes(call.tensors[i])) return moved;
+    written.push_back({tensor, &*moves[i], moved.is_alias_of(local) ? moved.clone() : moved});
+    return written.back().piece;
   };
   torch::jit::Stack out(call.args().begin(), call.args().end());
   for (const List& list : lists) {

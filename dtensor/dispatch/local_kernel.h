@@ -60,8 +60,8 @@ LocalKernelEntry find_local_kernel(std::string_view name);
 // Returns `view` as the result of `op`: itself, or a clone for operators that copy ("squeeze_copy" and others).
 at::Tensor own_if_copy(const c10::OperatorHandle& op, const at::Tensor& view);
 
-// Runs an operator in terms of other operators on DTensors. Returns false to leave the call to the rules; the stack
-// must then be unchanged.
+// Runs an operator in terms of other operators on DTensors. Returns false to leave the call to the rules; on the stack
+// it may then have replaced arguments by others of the same value and sizes alone.
 using Decomposition = bool (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 // Says for which calls a decomposition is tried.
 enum class DecomposedCalls {

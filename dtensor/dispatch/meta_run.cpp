@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
 #include "tessera/dtensor/core/tensor_lists.h"
@@ -10,10 +11,11 @@
 namespace tessera::dispatch {
 namespace {
 
-at::Tensor meta_of(const TensorArg& entry) {
+at::Tensor meta_of(const TensorArg& entry, bool row_major) {
   if (!entry.tensor->defined()) return {};
   const at::Tensor& t = *entry.tensor;
-  at::Tensor meta = at::empty_strided(t.sizes(), t.strides(), t.options().device(c10::kMeta));
+  const at::TensorOptions options = t.options().device(c10::kMeta);
+  at::Tensor meta = row_major ? at::empty(t.sizes(), options) : at::empty_strided(t.sizes(), t.strides(), options);
   if (t.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
   return meta;
 }
@@ -21,15 +23,18 @@ at::Tensor meta_of(const TensorArg& entry) {
 // Returns the call's arguments, with meta tensors of the global shapes in place of the tensors.
 torch::jit::Stack meta_stack(const Call& call) {
   torch::jit::Stack stack(call.args().begin(), call.args().end());
+  // LibTorch's composite kernel, which stands in for the meta kernel that there is not, views its input as row-major.
+  const bool row_major = call.traits.name == "aten::native_group_norm";
   std::size_t next = 0;
   for (std::size_t i = 0; i < stack.size(); ++i) {
     at::IValue& value = stack[i];
     if (value.isDevice()) value = c10::Device(c10::kMeta);
     if (value.isGenerator()) value = at::IValue();
     if (detail::is_tensor_list(value)) {
-      detail::replace_tensors(value, [&](const at::Tensor&, std::size_t) { return meta_of(call.tensors[next++]); });
+      detail::replace_tensors(value,
+                              [&](const at::Tensor&, std::size_t) { return meta_of(call.tensors[next++], row_major); });
     } else if (next < call.tensors.size() && call.tensors[next].arg == i) {
-      if (call.tensors[next].tensor->defined()) value = meta_of(call.tensors[next]);
+      if (call.tensors[next].tensor->defined()) value = meta_of(call.tensors[next], row_major);
       ++next;
     }
   }

@@ -121,17 +121,6 @@ void reshape(const LocalCall& call, Stack& stack) {
   stack.assign({own_if_copy(call.op, self.reshape(call.outputs[0]->local_sizes))});
 }
 
-// For losses per element with reduction = mean, and for their backward, this divides the sum over the piece by the
-// global number of elements.
-void mean_loss(const LocalCall& call, Stack& stack) {
-  constexpr int64_t kSum = 2;
-  int64_t count = 1;
-  for (const SpecPtr& spec : call.inputs) count = spec == nullptr ? count : std::max(count, spec->numel());
-  stack.at(static_cast<std::size_t>(call.op.schema().argumentIndexWithName("reduction").value())) = kSum;
-  call.op.callBoxed(stack);
-  stack[0].toTensor().div_(static_cast<double>(count));
-}
-
 // Backward kernels assume that what forward saved is contiguous and do not check its strides; a slice may not be.
 void contiguous_statistics(const LocalCall& call, Stack& stack) {
   const auto& arguments = call.op.schema().arguments();
@@ -208,7 +197,7 @@ void attention_backward(const LocalCall& call, Stack& stack) {
     register_local_kernel("aligned_rows", aligned_rows, {.rearranges = true}) &&
     register_local_kernel("extremum", extremum) &&
     register_local_kernel("group_norm", group_norm, {.rearranges = true}) &&
-    register_local_kernel("reshape", reshape) && register_local_kernel("mean_loss", mean_loss) &&
+    register_local_kernel("reshape", reshape) &&
     register_local_kernel("contiguous_statistics", contiguous_statistics, {.makes_contiguous = true}) &&
     register_local_kernel("embedding", embedding) &&
     register_local_kernel("embedding_dense_backward", embedding_dense_backward) &&

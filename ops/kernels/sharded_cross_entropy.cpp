@@ -76,7 +76,7 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
     const at::Tensor &logits = saved[0], &target = saved[1];
     const at::Tensor x = by_rows(logits);
     const bool by_kernels = p.by_kernels && detail::takes_logits(logits);  // they may have been saved in another layout
-    if (!c10::GradMode::is_enabled() && by_kernels) {
+    if (!c10::GradMode::is_enabled() && by_kernels && !detail::has_tangent(grads[0])) {
       return {backward_by_kernels(x, grads[0], saved, p).view(logits.sizes()), at::Tensor(), at::Tensor()};
     }
     const Rows rows = rows_of(target, p, sum_type(logits.scalar_type()));

@@ -32,10 +32,24 @@ OpRule of_sizes(const OpCall& call) {
   return rule;
 }
 
+// Its values are undefined, and autograd copies a gradient of other strides into it: a result that is pending as the
+// input is takes the copy without communication.
+OpRule new_empty_strided(const OpCall& call) {
+  OpRule rule = of_sizes(call);
+  const TensorInfo& from = call.inputs.at(0);
+  const bool is_alike =
+      !call.outputs.empty() && call.outputs[0].dtype == from.dtype && call.arg("size").toIntVector() == from.sizes;
+  if (!is_alike) return rule;
+  for (Strategy& strategy : rule.strategies) {
+    if (strategy.inputs[0].is_partial()) strategy.outputs[0] = strategy.inputs[0];
+  }
+  return rule;
+}
+
 constexpr RuleEntry kTable[] = {
     {"zeros_like", sizes_of_first}, {"ones_like", sizes_of_first}, {"full_like", sizes_of_first},
     {"empty_like", sizes_of_first}, {"new_zeros", of_sizes},       {"new_ones", of_sizes},
-    {"new_full", of_sizes},         {"new_empty", of_sizes},       {"new_empty_strided", of_sizes},
+    {"new_full", of_sizes},         {"new_empty", of_sizes},       {"new_empty_strided", new_empty_strided},
 };
 
 }  // namespace

@@ -40,7 +40,9 @@ OpRule glu_backward(const OpCall& call) {
 // The inputs are (weight, indices). A part of the vocabulary gives terms, which are zero for indices outside it.
 OpRule embedding(const OpCall& call) {
   const Labels indices = letters(call.inputs.at(1).sizes.size());
-  OpRule rule{.strategies = shard_factors({"VH", indices}, {indices + 'H'})};
+  // A sum of bool is not defined; its maximum is true where any term is.
+  const ReduceOp of_terms = call.inputs[0].dtype == at::kBool ? ReduceOp::kMax : ReduceOp::kSum;
+  OpRule rule{.strategies = shard_factors({"VH", indices}, {indices + 'H'}, of_terms)};
   for (Strategy& strategy : rule.strategies) {
     if (strategy.inputs[0] == Shard(0)) strategy.kernel = "embedding";
   }

@@ -233,8 +233,8 @@ bool same_sizes(const OpCall& call, std::size_t first) {
       [&](const TensorInfo& input) { return !input.defined || input.sizes == call.inputs[first].sizes; });
 }
 
-// The inputs are (self, target, ...). Pieces give terms of the sum, and of the mean by a kernel that uses the global
-// count. An input that is broadcast cannot be pending: its terms would be counted once per piece.
+// The inputs are (self, target, ...). Pieces give terms of the sum. A mean of pieces is decomposed before, into a sum
+// and a division. An input that is broadcast cannot be pending: its terms would be counted once per piece.
 OpRule loss(const OpCall& call) {
   // LibTorch's kernel refuses it, but not for a piece without elements.
   if (call.has_arg("delta") && !(call.arg("delta").toDouble() > 0)) return no_rule();
@@ -243,8 +243,7 @@ OpRule loss(const OpCall& call) {
   const Labels all = letters(call.inputs.at(0).sizes.size());
   std::vector<Labels> inputs;
   for (const TensorInfo& input : call.inputs) inputs.push_back(input.defined ? all : Labels());
-  if (same_sizes(call, 0)) rule.strategies = shard_factors(inputs, {Labels()});
-  for (Strategy& strategy : rule.strategies) strategy.kernel = reduction(call) == kMean ? "mean_loss" : "";
+  if (same_sizes(call, 0) && reduction(call) == kSum) rule.strategies = shard_factors(inputs, {Labels()});
   if (const auto type = common_type(call)) rule.outputs = {{.sizes = {}, .dtype = *type}};
   return rule;
 }
@@ -252,10 +251,7 @@ OpRule loss(const OpCall& call) {
 // (grad, self, target, ...)
 OpRule loss_backward(const OpCall& call) {
   OpRule rule = plain(call);
-  if (reduction(call) == kMean) {
-    if (!same_sizes(call, 1)) rule.strategies.clear();
-    for (Strategy& strategy : rule.strategies) strategy.kernel = "mean_loss";
-  }
+  if (reduction(call) == kMean) rule.strategies.clear();  // it divides by the number of elements
   add_linear_where_exact(rule, call, {{0}});
   if (rule_key(call.schema.name()) == "mse_loss_backward") add_linear_where_exact(rule, call, {{1, 2}});
   return rule;

@@ -28,7 +28,6 @@ namespace tessera::rules {
 //   convolution_backward      likewise
 //   pooling                   the operator on fetched rows, with global counts and indices
 //   group_norm                the operator, with the piece's numbers of items, channels and groups
-//   mean_loss                 the sum over the piece, divided by the global number of elements
 //   nll_loss_mean             the local sum divided by the total weight of all ranks, and that total weight
 struct Strategy {
   std::vector<Placement> inputs;

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -47,6 +48,13 @@ void check_norm(double got, double want, double tolerance = 1e-13) {
     CHECK(std::isnan(got) == std::isnan(want));
     CHECK(std::isinf(got) == std::isinf(want));
   }
+}
+
+// Clips by one of the two functions, and returns the norm.
+double clip(bool on_device, const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0,
+            const std::optional<DeviceMesh>& stages = std::nullopt) {
+  if (!on_device) return clip_grad_norm_(parameters, max_norm, norm_type, /*error_if_nonfinite=*/false, stages);
+  return clip_grad_norm_on_device_(parameters, max_norm, norm_type, stages).item<double>();
 }
 
 // Adds gradients of every layout on one mesh, uneven and empty pieces among them.
@@ -126,25 +134,41 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_: pending gradients are reduced first, a
 
 TESSERA_RANKS_TEST_CASE("clip_grad_norm_: several dtypes", {1, 3}) {
   const DeviceMesh mesh = line(world()->size());
-  Parameters all;
-  all.add(numbers({7, 3}, 0.1).to(torch::kFloat), &mesh, {Shard(0)});
-  all.add(numbers({5}, 0.2).to(torch::kBFloat16), &mesh, {Shard(0)});
-  all.add(numbers({5}, 0.3).to(torch::kHalf), &mesh, {Replicate()});
-  all.add(numbers({4, 2}, 0.4), &mesh, {Shard(1)});
-  all.add(torch::complex(numbers({4}, 0.5), numbers({4}, 0.6)), &mesh, {Shard(0)});
-  double sum = 0;
-  for (const at::Tensor& parameter : all.plain) {
-    sum += parameter.grad()
-               .to(parameter.is_complex() ? torch::kComplexDouble : torch::kDouble)
-               .abs()
-               .square()
-               .sum()
-               .item<double>();
+  for (const bool on_device : {false, true}) {
+    CAPTURE(on_device);
+    Parameters all;
+    all.add(numbers({7, 3}, 0.1).to(torch::kFloat), &mesh, {Shard(0)});
+    all.add(numbers({5}, 0.2).to(torch::kBFloat16), &mesh, {Shard(0)});
+    all.add(numbers({5}, 0.3).to(torch::kHalf), &mesh, {Replicate()});
+    all.add(numbers({4, 2}, 0.4), &mesh, {Shard(1)});
+    all.add(torch::complex(numbers({4}, 0.5), numbers({4}, 0.6)), &mesh, {Shard(0)});
+    double sum = 0;
+    for (const at::Tensor& parameter : all.plain) {
+      sum += parameter.grad()
+                 .to(parameter.is_complex() ? torch::kComplexDouble : torch::kDouble)
+                 .abs()
+                 .square()
+                 .sum()
+                 .item<double>();
+    }
+    const double want = std::sqrt(sum), got = clip(on_device, all.ours, 0.25);
+    check_norm(got, want, kFloatRounding);
+    for (const at::Tensor& parameter : all.plain) parameter.mutable_grad() = parameter.grad() * (0.25 / (want + 1e-6));
+    all.check_gradients(kFloatRounding);
   }
-  const double want = std::sqrt(sum), got = clip_grad_norm_(all.ours, 0.25);
-  check_norm(got, want, kFloatRounding);
-  for (const at::Tensor& parameter : all.plain) parameter.mutable_grad() = parameter.grad() * (0.25 / (want + 1e-6));
-  all.check_gradients(kFloatRounding);
+}
+
+TESSERA_RANKS_TEST_CASE("clip_grad_norm_: a factor that 16 bits would round to 0 scales gradients of 16 bits", {1, 3}) {
+  const DeviceMesh mesh = line(world()->size());
+  for (const bool on_device : {false, true}) {
+    CAPTURE(on_device);
+    Parameters all;
+    all.add(torch::full({5}, 3e4, on(at::kHalf)), &mesh, {Shard(0)});
+    all.add(torch::full({4}, 5e11, on(at::kFloat)), &mesh, {Replicate()});
+    check_norm(clip(on_device, all.ours, 1e3), 1e12, kFloatRounding);  // the factor is 1e-9
+    const at::Tensor half = full_tensor(all.ours[0].grad());
+    CHECK(torch::allclose(half.to(at::kDouble), torch::full({5}, 3e-5, on(at::kDouble)), 1e-2, 0));
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("clip_grad_norm_: the norm of many floats keeps their digits", {1, 2, 3}) {
@@ -162,20 +186,25 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_: a number that is not finite on one ran
   const DeviceMesh mesh = grid();
   for (const double bad : {kInf, -kInf, kNan}) {
     for (const double norm_type : {2.0, kInf}) {
-      CAPTURE(bad);
-      CAPTURE(norm_type);
-      Parameters all;
-      add_layouts(all, mesh);
-      const at::Tensor gradient = numbers({7, 3}, 0.9);
-      gradient[6][2] = bad;
-      all.add(gradient, &mesh, {Replicate(), Shard(0)});
-      const at::Tensor before = to_local(all.ours[1].grad()).clone();
-      CHECK_THROWS_WITH_AS(clip_grad_norm_(all.ours, 1.0, norm_type, /*error_if_nonfinite=*/true),
-                           doctest::Contains("clip_grad_norm_: the norm of order"), std::runtime_error);
-      CHECK(to_local(all.ours[1].grad()).equal(before));
-      const double want = torch::nn::utils::clip_grad_norm_(all.plain, 1.0, norm_type);
-      check_norm(clip_grad_norm_(all.ours, 1.0, norm_type), want);
-      all.check_gradients();
+      for (const bool on_device : {false, true}) {
+        CAPTURE(bad);
+        CAPTURE(norm_type);
+        CAPTURE(on_device);
+        Parameters all;
+        add_layouts(all, mesh);
+        const at::Tensor gradient = numbers({7, 3}, 0.9);
+        gradient[6][2] = bad;
+        all.add(gradient, &mesh, {Replicate(), Shard(0)});
+        if (!on_device) {
+          const at::Tensor before = to_local(all.ours[1].grad()).clone();
+          CHECK_THROWS_WITH_AS(clip_grad_norm_(all.ours, 1.0, norm_type, /*error_if_nonfinite=*/true),
+                               doctest::Contains("clip_grad_norm_: the norm of order"), std::runtime_error);
+          CHECK(to_local(all.ours[1].grad()).equal(before));
+        }
+        const double want = torch::nn::utils::clip_grad_norm_(all.plain, 1.0, norm_type);
+        check_norm(clip(on_device, all.ours, 1.0, norm_type), want);
+        all.check_gradients();
+      }
     }
   }
 }
@@ -272,7 +301,9 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_: stages of a pipeline, of which each ra
   const DeviceMesh mesh = init_device_mesh(device_name(), {2, world()->size() / 2}, {"pp", "tp"}, world());
   const auto stage = static_cast<double>(mesh.local_rank("pp"));
   const DeviceMesh tp = mesh["tp"];
-  for (const double norm_type : {2.0, kInf}) {
+  const auto check = [&](bool on_device, double norm_type) {
+    CAPTURE(on_device);
+    CAPTURE(norm_type);
     Parameters mine, both;
     mine.add(numbers({7, 3}, stage), &tp, {Shard(0)});
     mine.add(numbers({4}, stage + 5), &tp, {Replicate()});
@@ -284,7 +315,7 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_: stages of a pipeline, of which each ra
     }
     const double want = torch::nn::utils::clip_grad_norm_(both.plain, 0.5, norm_type);
     const CommCounter counter(mesh);
-    const double got = clip_grad_norm_(mine.ours, 0.5, norm_type, false, mesh["pp"]);
+    const double got = clip(on_device, mine.ours, 0.5, norm_type, mesh["pp"]);
     CHECK(counter.count_on("pp") == 1);
     CHECK(counter.total() == (world()->size() == 4 ? 2 : 1));
     check_norm(got, want);
@@ -292,6 +323,9 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_: stages of a pipeline, of which each ra
       parameter.mutable_grad() = parameter.grad() * (0.5 / (want + 1e-6));
     }
     mine.check_gradients();
+  };
+  for (const bool on_device : {false, true}) {
+    for (const double norm_type : {2.0, kInf}) check(on_device, norm_type);
   }
 }
 
@@ -310,8 +344,7 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_: a parameter that has a gradient on som
       for (int64_t dim = 0; dim < mesh.ndim(); ++dim) squares = all_reduce(squares, mesh, dim, ReduceOp::kSum);
       const double want = std::sqrt(squares.item<double>() + all.plain[1].grad().square().sum().item<double>());
       const CommCounter counter(mesh);
-      const double got =
-          on_device ? clip_grad_norm_on_device_(all.ours, 0.5).item<double>() : clip_grad_norm_(all.ours, 0.5);
+      const double got = clip(on_device, all.ours, 0.5);
       int64_t dims = 0;
       for (int64_t dim = 0; dim < mesh.ndim(); ++dim) dims += mesh.size(dim) > 1 ? 1 : 0;
       CHECK(counter.total() == dims);

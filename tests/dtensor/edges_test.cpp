@@ -113,6 +113,8 @@ TESSERA_RANKS_TEST_CASE("an image pooled or resized in channels-last can be view
   using Op = at::Tensor (*)(const at::Tensor&);
   constexpr Op kOps[] = {[](const at::Tensor& t) { return at::max_pool2d(t, 2); },
                          [](const at::Tensor& t) { return at::avg_pool2d(t, 2); },
+                         [](const at::Tensor& t) { return at::group_norm(t, 3); },
+                         [](const at::Tensor& t) { return at::roll(t, 1, 2); },
                          [](const at::Tensor& t) {
                            return std::get<0>(at::adaptive_max_pool2d(t, {4, 3}));
                          },
@@ -124,6 +126,24 @@ TESSERA_RANKS_TEST_CASE("an image pooled or resized in channels-last can be view
     const at::Tensor d = last(spread(x, line(), {placement}));
     for (const Op op : kOps)
       CHECK(close(full_tensor(op(d).permute({0, 2, 3, 1}).flatten(1)), op(last(x)).permute({0, 2, 3, 1}).flatten(1)));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("results that LibTorch gives in row-major order can be viewed by it", {1, 2, 3}) {
+  const at::Tensor x = sample({4, 5, 6}).transpose(0, 2);
+  using Op = at::Tensor (*)(const at::Tensor&);
+  constexpr Op kOps[] = {[](const at::Tensor& t) { return at::layer_norm(t, {4}); },
+                         [](const at::Tensor& t) { return at::logcumsumexp(t, 1); },
+                         [](const at::Tensor& t) { return std::get<0>(at::cummax(t, 1)); }};
+  for (const Placement& placement : {R, Shard(2), Shard(1)}) {  // the last two are S(0) and S(1) of x
+    CAPTURE(to_string(placement));
+    const at::Tensor d = spread(sample({4, 5, 6}), line(), {placement}).transpose(0, 2);
+    REQUIRE(d.strides() == x.strides());
+    for (const Op op : kOps) {
+      const at::Tensor want = op(x), got = op(d);
+      CHECK(got.strides() == want.strides());
+      CHECK(close(full_tensor(got.view({30, 4})), want.view({30, 4})));
+    }
   }
 }
 

@@ -175,6 +175,22 @@ TESSERA_RANKS_TEST_CASE("operators on lists, aligned and not", {1, 2, 4}) {
       self, [](const at::Tensor& a, const at::Tensor&) { return at::zeros_like(a); }, mine);
 }
 
+TESSERA_RANKS_TEST_CASE("a list operator writes a tensor twice that stands in the list twice", {1, 2, 3}) {
+  for (const Placement& placement : {R, S0, P}) {
+    CAPTURE(to_string(placement));
+    const at::Tensor x = spread(sample({3, 4}), line(), {placement});
+    at::_foreach_add_({x, x}, 1);
+    CHECK(close(full_tensor(x), sample({3, 4}) + 2));
+    const at::Tensor a = spread(sample({3, 4}), line(), {placement}),
+                     b = spread(sample({3, 4}, 1), line(), {placement});
+    const at::Tensor want_a = sample({3, 4}), want_b = sample({3, 4}, 1);
+    at::_foreach_mul_({a, b}, {b, a});
+    at::_foreach_mul_({want_a, want_b}, {want_b, want_a});
+    CHECK(close(full_tensor(a), want_a));
+    CHECK(close(full_tensor(b), want_b));
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("a list operator that writes is seen by autograd and by copies of views", {1, 2}) {
   for (const Placement& placement : {S0, P}) {
     CAPTURE(to_string(placement));
@@ -222,6 +238,41 @@ TESSERA_RANKS_TEST_CASE("a view written in place reaches its base, with its grad
       CHECK(close(full_tensor(got.detach()), want.detach()));
       CHECK(close(full_tensor(dx.grad()), x.grad()));
       CHECK(close(full_tensor(dw.grad()), w.grad()));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a view written in place has the gradient of one process, where that is cut otherwise",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  struct Row {
+    std::vector<int64_t> sizes;
+    std::function<void(const at::Tensor& y)> write;
+  };
+  const std::vector<Row> rows = {
+      {{6}, [](const at::Tensor& y) { y.select(0, 0).mul_(2); }},
+      {{6}, [](const at::Tensor& y) { y.select(0, 5).zero_(); }},
+      {{7}, [](const at::Tensor& y) { y.narrow(0, 1, 3).mul_(3); }},
+      {{4, 4}, [](const at::Tensor& y) { y.diagonal().mul_(2); }},
+      {{6, 4},
+       [](const at::Tensor& y) {
+         y.view({3, 8}).mul_(2);
+       }},
+  };
+  for (const Row& row : rows) {
+    const at::Tensor whole = sample(row.sizes), factors = sample(row.sizes, 1);
+    for (int64_t dim = 0; dim < whole.dim(); ++dim) {
+      CAPTURE(row.sizes);
+      CAPTURE(dim);
+      const at::Tensor want = leaf(whole), got = leaf(spread(whole, mesh, {R}));
+      const auto loss = [&](const at::Tensor& x, const at::Tensor& weights) {
+        const at::Tensor y = x * 1;
+        row.write(y);
+        return (y * weights).sum();
+      };
+      loss(want, factors).backward();
+      loss(got, spread(factors, mesh, {Shard(dim)})).backward();
+      CHECK(close(full_tensor(got.grad()), want.grad()));
     }
   }
 }

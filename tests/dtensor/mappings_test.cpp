@@ -23,6 +23,18 @@ using namespace tessera::testing;
 
 namespace {
 
+// A bool is no dimension, and a number does not say whether parts may be uneven.
+template <class T>
+constexpr bool cuts_by_bool = requires(const T& x, const DeviceMesh& mesh) {
+  scatter_to_region(x, mesh, true);
+};
+template <class T>
+constexpr bool takes_size_as_bool = requires(const T& x, const DeviceMesh& mesh, int64_t rows) {
+  gather_from_sequence_region(x, mesh, rows);
+};
+static_assert(!cuts_by_bool<at::Tensor>);
+static_assert(!takes_size_as_bool<at::Tensor>);
+
 // Makes the tensors of all ranks: rank r has rows[r].
 at::Tensor rows(int64_t n, at::IntArrayRef shape, int64_t seed) {
   std::vector<int64_t> sizes = {n};

@@ -1,6 +1,8 @@
 #include "tessera/tests/dtensor/op_check.h"
 
+#include <algorithm>
 #include <random>
+#include <set>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/sum.h>
@@ -100,22 +102,34 @@ Placements kinds_of(const at::Tensor& input) {
   return out;
 }
 
-// Returns layouts of all inputs on a mesh of `ndim` dimensions: all of them, or a sample.
-std::vector<std::vector<Placements>> layouts_of(const OpCase& c, int64_t ndim, std::size_t most) {
+// Returns all numbers below `count` where they are few, else `most` different ones, which the seed decides.
+std::set<std::size_t> numbers_below(std::size_t count, std::size_t most, const std::string& seed) {
+  constexpr std::size_t kFew = 16;  // all layouts of two matrices on one mesh dimension
+  std::set<std::size_t> out;
+  if (count <= std::max(most, kFew)) {
+    for (std::size_t k = 0; k < count; ++k) out.insert(k);
+    return out;
+  }
+  std::seed_seq numbers(seed.begin(), seed.end());
+  std::mt19937 random(numbers);
+  while (out.size() < most) out.insert(random() % count);
+  return out;
+}
+
+// Returns layouts of all inputs on the mesh: all of them, or a sample that differs between meshes.
+std::vector<std::vector<Placements>> layouts_of(const OpCase& c, const DeviceMesh& mesh, std::size_t most) {
   std::vector<std::vector<Placements>> each;
   std::size_t count = 1;
   for (std::size_t i = 0; i < c.inputs.size(); ++i) {
-    each.push_back(all_layouts(ndim, i < c.kinds.size() && !c.kinds[i].empty() ? c.kinds[i] : kinds_of(c.inputs[i])));
+    each.push_back(
+        all_layouts(mesh.ndim(), i < c.kinds.size() && !c.kinds[i].empty() ? c.kinds[i] : kinds_of(c.inputs[i])));
     count *= each.back().size();
   }
-  const bool all = count <= most;
-  std::mt19937 random(static_cast<unsigned>(c.name.size() * 31 + count));
   std::vector<std::vector<Placements>> out;
-  for (std::size_t k = 0; k < (all ? count : most); ++k) {
-    std::size_t index = k;
+  for (std::size_t index : numbers_below(count, most, c.name + mesh.to_string())) {
     std::vector<Placements> chosen;
     for (const auto& choices : each) {
-      chosen.push_back(choices[(all ? index : random()) % choices.size()]);
+      chosen.push_back(choices[index % choices.size()]);
       index /= choices.size();
     }
     out.push_back(std::move(chosen));
@@ -135,7 +149,7 @@ void check_ops(const std::vector<OpCase>& cases, std::size_t most) {
   for (const OpCase& c : cases) {
     const Outcome want = run(c, copies(c.inputs), [](const at::Tensor& w) { return w; });
     for (const DeviceMesh& mesh : meshes()) {
-      for (const auto& layouts : layouts_of(c, mesh.ndim(), most)) {
+      for (const auto& layouts : layouts_of(c, mesh, most)) {
         std::string text = c.name + " on " + mesh.to_string() + " of";
         for (const Placements& p : layouts) text += " " + to_string(p);
         CAPTURE(text);

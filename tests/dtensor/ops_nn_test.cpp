@@ -145,6 +145,8 @@ TESSERA_RANKS_TEST_CASE("embedding, by rows and by columns", {1, 2, 3, 4}) {
       {
           op_case("embedding", {sample({11, 5}), ids({3, 4}, 11)},
                   [](const Tensors& x) { return at::embedding(x[0], x[1]); }),
+          op_case("embedding of bool", {sample({11, 5}).gt(0), ids({3, 4}, 11)},
+                  [](const Tensors& x) { return at::embedding(x[0], x[1]); }),
           op_case("embedding with padding", {sample({11, 5}), ids({3, 4}, 11)},
                   [](const Tensors& x) { return at::embedding(x[0], x[1], 2); }),
           op_case("embedding scaled by frequency", {sample({7, 4}), ids({9}, 7)},

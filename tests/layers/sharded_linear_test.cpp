@@ -220,6 +220,18 @@ TESSERA_RANKS_TEST_CASE("a gradient of the input alone leaves main_grad as it is
   }
 }
 
+TESSERA_RANKS_TEST_CASE("a weight may be written before backward where the input needs no gradient", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const Setup s({.name = "", .input = {4, 5}}, mesh);
+  const at::Tensor y = sharded_linear(s.x.detach(), s.my_w, {}, mesh, {});
+  {
+    const c10::NoGradGuard none;
+    s.my_w.mul_(2);
+  }
+  y.sum().backward();
+  CHECK(close(s.my_w.grad(), s.x.detach().sum(0).expand_as(s.my_w)));
+}
+
 TESSERA_RANKS_TEST_CASE("a frozen weight gets no gradient from one of the gradient either", {1, 2}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = leaf(sample({4, 5})), w = leaf(sample({6, 5}, 2)), g = leaf(sample({4, 6}, 3));

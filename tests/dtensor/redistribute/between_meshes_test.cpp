@@ -135,13 +135,21 @@ TESSERA_RANKS_TEST_CASE("gradients go back to the mesh that they came from", {3,
   for (int64_t rank = 0; rank < n; ++rank) all.push_back(rank);
   const DeviceMesh line = mesh_of_ranks({n}, all);
   const DeviceMesh pair = mesh_of_ranks({2}, {n - 1, 0});
-  const at::Tensor weight = sample({6, 5}, 2);
-  for (const Placements& before : {Placements{S0}, Placements{P}, Placements{R}}) {
-    at::Tensor source = spread(sample({6, 5}), line, before).requires_grad_(true);
-    const at::Tensor back = redistribute_to(redistribute_to(source, pair, {S1}), line, {R});
-    (full_tensor(back) * weight).sum().backward();
-    CHECK(placements_of(source.grad()) == (before == Placements{P} ? Placements{R} : before));
-    CHECK(close(full_tensor(source.grad()), weight));
+  // Parts are uneven on both meshes; of 5 columns the last of four ranks has none.
+  for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16}) {
+    const at::Tensor whole = sample({7, 5}, 0, dtype), weight = sample({7, 5}, 2, dtype);
+    for (const Placement& before : {S0, S1, P, R}) {
+      for (const Placement& between : {S0, S1}) {
+        CAPTURE(c10::toString(dtype));
+        CAPTURE(to_string(before));
+        CAPTURE(to_string(between));
+        const at::Tensor source = leaf(whole, line, {before});
+        const at::Tensor back = redistribute_to(redistribute_to(source, pair, {between}), line, {R});
+        (full_tensor(back) * weight).sum().backward();
+        CHECK(placements_of(source.grad()) == Placements{before == P ? R : before});
+        CHECK(same(full_tensor(source.grad()), weight));
+      }
+    }
   }
   at::Tensor source = spread(sample({6, 5}), line, {S0}).requires_grad_(true);
   full_tensor(redistribute_to(redistribute_to(source, pair, {R}, Placements{S1}), line, {R})).sum().backward();

@@ -308,6 +308,11 @@ TESSERA_RANKS_TEST_CASE("redistribute_many: gradients are redistributed together
   (full_tensor(moved[0]) * weight + full_tensor(moved[2]) * weight).sum().backward();
   CHECK(close(full_tensor(given[0].grad()), weight));
   CHECK_FALSE(given[1].grad().defined());
+  const at::Tensor used = leaf(sample({2, 4})), unused = leaf(sample({2, 4}));
+  const std::vector<at::Tensor> pieces = {from_local(used, mesh, {S0}), from_local(unused, mesh, {S0})};
+  redistribute_many(pieces, {{R}, {R}})[0].sum().backward();
+  CHECK(same(used.grad(), at::ones({2, 4}, on(at::kDouble))));
+  CHECK_FALSE(unused.grad().defined());
   CHECK(close(full_tensor(given[2].grad()), weight));
   CHECK_FALSE(given[3].grad().defined());
   for (std::size_t i = 0; i < given.size(); ++i) CHECK(moved[i].requires_grad() == given[i].requires_grad());
@@ -439,6 +444,41 @@ TESSERA_RANKS_TEST_CASE("backward_dtype: the gradient is sent in it", {2, 3}) {
   CHECK(same(full_tensor(source.grad()), expected));
 }
 
+TESSERA_RANKS_TEST_CASE("redistribute_many: options hold for each tensor, with one result unused", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const Placements kinds = {S0, R, P};
+  const std::vector<at::ScalarType> dtypes = {at::kDouble, at::kFloat, at::kDouble};
+  const auto leaves = [&] {
+    std::vector<at::Tensor> out;
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      out.push_back(spread(whole_numbers({5, 3}, dtypes[i]), mesh, {kinds[i]}).requires_grad_(true));
+    }
+    return out;
+  };
+  const auto loss_of = [&](const at::Tensor& first, const at::Tensor& last) {
+    const at::Tensor weights = spread(sample({5, 3}), mesh, {R});
+    return (first * weights).sum() + (last * weights * 2.0).sum() / 3.0;
+  };
+  for (const bool async : {false, true}) {
+    CAPTURE(async);
+    const RedistributeOptions options = {
+        .grad_placements = Placements{R}, .forward_dtype = at::kDouble, .backward_dtype = at::kFloat, .async = async};
+    const std::vector<at::Tensor> together = leaves(), single = leaves();
+    const std::vector<at::Tensor> moved = redistribute_many(together, {{R}, {S1}, {S1}}, options);
+    loss_of(moved[0], moved[2]).backward();
+    loss_of(redistribute(single[0], {R}, options), redistribute(single[2], {S1}, options)).backward();
+    CHECK_FALSE(together[1].grad().defined());
+    for (const std::size_t i : {std::size_t{0}, std::size_t{2}}) {
+      CAPTURE(i);
+      REQUIRE(together[i].grad().defined());
+      CHECK((together[i].grad().scalar_type() == dtypes[i]));
+      CHECK(placements_of(together[i].grad()) == placements_of(single[i].grad()));
+      CHECK(same(full_tensor(together[i].grad()), full_tensor(single[i].grad())));
+    }
+    CHECK(same(full_tensor(together[2].grad()), (sample({5, 3}) * 2.0 / 3.0).to(at::kFloat).to(at::kDouble)));
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("forward_dtype and backward_dtype that have no gradients are refused", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor source = spread(whole_numbers({6, 4}), mesh, {S0}).requires_grad_(true);
@@ -446,6 +486,11 @@ TESSERA_RANKS_TEST_CASE("forward_dtype and backward_dtype that have no gradients
                        doctest::Contains("a tensor that requires grad as Long"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(redistribute(source, {R}, {.backward_dtype = at::kLong}),
                        doctest::Contains("a gradient as Long; backward_dtype must be floating"), std::invalid_argument);
+  const at::Tensor complex = spread(whole_numbers({6, 4}, at::kComplexDouble), mesh, {S0}).requires_grad_(true);
+  CHECK_THROWS_WITH_AS(redistribute(complex, {R}, {.backward_dtype = at::kFloat}),
+                       doctest::Contains("the gradient of ComplexDouble as Float, which would lose its imaginary part"),
+                       std::invalid_argument);
+  CHECK_NOTHROW(redistribute(complex, {R}, {.backward_dtype = at::kComplexFloat}));
   const at::Tensor average = spread(whole_numbers({6, 4}), mesh, {Partial(ReduceOp::kAvg)});
   CHECK_THROWS_WITH_AS(redistribute(average, {R}, {.forward_dtype = at::kLong}),
                        doctest::Contains("redistribute: avg of Long is not defined"), std::invalid_argument);

@@ -107,15 +107,6 @@ Tensors extremum(const RankCall& rank) {
   return {at::full(sizes, is_max ? -infinity : infinity, piece.options())};
 }
 
-Tensors mean_loss(const RankCall& rank) {
-  torch::jit::Stack args = rank.args;
-  args[rank.sample.call().arg_index("reduction")] = 2;
-  int64_t count = 0;
-  for (const at::Tensor& whole : rank.sample.tensors())
-    count = whole.defined() ? std::max(count, whole.numel()) : count;
-  return {rank.sample.run(args)[0] / count};
-}
-
 Tensors reshape(const RankCall& rank) { return {rank.args[0].toTensor().reshape(rank.local_sizes(0))}; }
 
 Tensors embedding(const RankCall& rank) {
@@ -160,7 +151,6 @@ const std::map<std::string_view, Kernel>& kernels() {
       {"parts_backward", by_whole},
       {"extremum", extremum},
       {"group_norm", as_it_is},
-      {"mean_loss", mean_loss},
       {"reshape", reshape},
       {"contiguous", as_it_is},
       {"contiguous_statistics", as_it_is},
