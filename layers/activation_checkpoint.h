@@ -31,7 +31,9 @@ struct CheckpointOptions {
 // from which `function` drew numbers for DTensors. Afterwards, and when it throws, the state is again what backward
 // found. Autocast and ImplicitReplication are as they were in forward, too. Default generators and streams belong to
 // the process: ranks that are threads of one process share them, so their `function` must not draw random numbers for
-// plain tensors. Gradients of tensors that `function` captures, such as parameters, are added to their .grad.
+// plain tensors. Gradients of tensors that `function` captures, such as parameters, are added to their .grad. Capture a
+// parameter rather than pass it: the gradient of one that is passed is reduced at once, by a collective of its own on
+// every rank, and again in its bucket.
 //
 // Collectives: those of `function`, again in backward, and the all_gather above.
 // Throws std::invalid_argument, on every rank, on an input that cannot be distributed. Backward throws

@@ -100,8 +100,10 @@ Placement affine_placement(int64_t tensor_dim, int64_t size, int64_t ranks, int6
   if (stride == 1 && allow_uneven) return Shard(tensor_dim);
   if (size % (ranks * stride) != 0) {
     throw std::invalid_argument(fmt::format(
-        "{} features are not divisible by {}; allow_uneven, or pad them", size,
-        stride == 1 ? fmt::format("{} ranks", ranks) : fmt::format("{} ranks with {} pieces each", ranks, stride)));
+        "{} features are not divisible by {}", size,
+        stride == 1
+            ? fmt::format("{} ranks; set allow_uneven, or pad them", ranks)
+            : fmt::format("{} ranks with {} pieces each; pad them (allow_uneven needs stride 1)", ranks, stride)));
   }
   return stride == 1 ? Shard(tensor_dim) : BlockCyclic(tensor_dim, size / ranks / stride);
 }

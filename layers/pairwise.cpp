@@ -142,6 +142,8 @@ at::Tensor make_input_replicate_1d(const at::Tensor& input, const MaybeMesh& mes
 }
 
 at::Tensor make_input_reshard_replicate(const at::Tensor& input, const MaybeMesh& mesh) {
+  // A DTensor goes there at once, whatever its layout is.
+  if (is_dtensor(input)) return input_as(input, mesh, Replicate());
   return redistribute(input_as(input, mesh, Shard(0)), {Replicate()});
 }
 

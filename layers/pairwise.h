@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -46,8 +47,9 @@ class PairwiseParallel {
   PrepareFunction output_;
 };
 
-template <class Module>
-auto parallelize_module(Module&& module, const DeviceMesh& mesh, const PairwiseParallel& style,
+// The style is a parameter of the template, so that {} stays an empty ParallelPlan.
+template <class Module, std::same_as<PairwiseParallel> Pairs>
+auto parallelize_module(Module&& module, const DeviceMesh& mesh, const Pairs& style,
                         const ParallelizeOptions& options = {}) {
   return detail::parallelize_by([&](torch::nn::Module& root) { return style.plan(root); }, std::forward<Module>(module),
                                 mesh, options);

@@ -105,7 +105,7 @@ struct ModelParallelSeeds {
 // Models with seeds close to each other would share a stream on neighbouring ranks, and an expert_rank of 17 or more
 // can share the model's stream: give models seeds that are far apart.
 // Source of the numbers: Megatron-Core, tensor_parallel/random.py.
-void model_parallel_manual_seed(uint64_t seed, const ModelParallelSeeds& ranks = {});
+void model_parallel_manual_seed(uint64_t seed, const ModelParallelSeeds& ranks);
 // Seeds from this rank's position on the 1-D `tensor_mesh` (and `expert_mesh`), for that mesh's device. It also seeds
 // the DTensors of its world by `seed` (manual_seed), which must be the same on all ranks of a DTensor's mesh; a
 // pipeline stage that draws on DTensors needs a seed of its own. The streams above are seeded by seed + replica_offset,

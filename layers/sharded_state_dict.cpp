@@ -57,6 +57,16 @@ std::vector<Box> boxes_of(const Tile& tile) {
   return boxes;
 }
 
+// Returns what tells a tensor from others: itself, and the memory of this rank's piece, which a plain tensor and the
+// DTensor whose piece it is have in common.
+std::set<const void*> marks_of(const at::Tensor& tensor) {
+  std::set<const void*> marks = {tensor.unsafeGetTensorImpl()};
+  if (is_dtensor(tensor) && !mesh_of(tensor).is_member()) return marks;
+  const at::Tensor piece = is_dtensor(tensor) ? to_local(tensor.detach()) : tensor;
+  if (piece.has_storage() && piece.numel() > 0 && !piece.is_meta()) marks.insert(piece.const_data_ptr());
+  return marks;
+}
+
 class Writer {
  public:
   Writer(const ShardedStateDictOptions& options, std::set<const void*> vocabularies, int64_t plain_replica)
@@ -64,7 +74,8 @@ class Writer {
 
   void add(const std::string& key, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    const bool padded = vocabularies_.contains(tensor.unsafeGetTensorImpl());
+    const bool padded =
+        std::ranges::any_of(marks_of(tensor), [this](const void* m) { return vocabularies_.contains(m); });
     if (!is_dtensor(tensor)) {
       entries_.push_back(entry(key, tensor.detach(), tensor.sizes().vec(), std::vector<int64_t>(tensor.dim(), 0),
                                plain_replica_, padded));
@@ -112,7 +123,9 @@ class Writer {
 
 // Returns this rank's position on the mesh of the module's first DTensor; 0 without one, or outside its mesh.
 int64_t place_on_mesh(const torch::nn::Module& module) {
-  for (const at::Tensor& each : module.parameters()) {
+  std::vector<at::Tensor> tensors = module.parameters();
+  for (const at::Tensor& each : module.buffers()) tensors.push_back(each);
+  for (const at::Tensor& each : tensors) {
     if (!is_dtensor(each)) continue;
     const std::vector<int64_t>& ranks = mesh_of(each).mesh().ranks();
     const auto found = std::ranges::find(ranks, mesh_of(each).world().rank());
@@ -121,16 +134,16 @@ int64_t place_on_mesh(const torch::nn::Module& module) {
   return 0;
 }
 
-// Returns the tables that are sharded by their vocabulary.
+// Returns the marks of the tables that are sharded by their vocabulary. Their weights may be assigned pieces.
 std::set<const void*> vocabularies(const torch::nn::Module& module) {
   std::set<const void*> out;
-  for (const auto& each : module.modules(/*include_self=*/false)) {
-    const auto* const layer = dynamic_cast<const ParallelEmbeddingImpl*>(each.get());
-    if (layer != nullptr && layer->options.cut == EmbeddingCut::kVocabulary)
-      out.insert(layer->weight.unsafeGetTensorImpl());
-  }
-  const auto* const self = dynamic_cast<const ParallelEmbeddingImpl*>(&module);
-  if (self != nullptr && self->options.cut == EmbeddingCut::kVocabulary) out.insert(self->weight.unsafeGetTensorImpl());
+  const auto add = [&out](const torch::nn::Module& each) {
+    const auto* const layer = dynamic_cast<const ParallelEmbeddingImpl*>(&each);
+    if (layer == nullptr || layer->options.cut != EmbeddingCut::kVocabulary) return;
+    out.merge(marks_of(layer->weight));
+  };
+  add(module);
+  for (const auto& each : module.modules(/*include_self=*/false)) add(*each);
   return out;
 }
 

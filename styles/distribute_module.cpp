@@ -1,5 +1,6 @@
 #include "tessera/styles/distribute_module.h"
 
+#include <set>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -33,7 +34,9 @@ void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const 
   const ModuleTree tree = tree_of(module);
   LayoutPlan(mesh, 0, tree).check();
   if (partition_fn) {
+    std::set<const void*> seen;  // a module may have several names
     for (const ModuleNode& node : tree) {
+      if (!seen.insert(node.identity).second) continue;
       mesh.world().guard(fmt::format("partition_fn of {}", shown_path(node.path)),
                          [&] { partition_fn(node.path, *node.module, mesh); });
     }

@@ -84,7 +84,7 @@ void check_convertible(const TensorPlan& plan) {
     refuse("has a sparse gradient", "call zero_grad() on the module first");
   if (t.is_quantized()) refuse("is quantized", "dequantize it first");
   if (t.is_meta() && !detail::is_deferred(t))
-    refuse("is on the meta device, without values", "give it memory (to_empty, or build it on a device) first");
+    refuse("is on the meta device, without values", "build it on a device, or under ShardedInit");
 }
 
 // Throws where what a style has placed does not cut the tensor, naming both.

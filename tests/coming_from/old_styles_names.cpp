@@ -1,4 +1,5 @@
-// Tests the names of document 004, the styles of PyTorch 2.0, with each of their parameters, against one process.
+// Tests the names of document 004, the styles of PyTorch 2.0, with each of their parameters, against one process, and
+// counts their collectives.
 
 #include <functional>
 #include <optional>
@@ -11,6 +12,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/layers/pairwise.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/styles/hooks.h"
 #include "tessera/styles/parallel_styles.h"
 #include "tessera/styles/style.h"
@@ -18,6 +20,7 @@
 #include "tessera/tests/dtensor/whole_value.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/harness/refused.h"
+#include "tessera/tests/layers/counted.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -51,22 +54,41 @@ TESSERA_MODULE(Mlp);
 at::Tensor last_dim(const at::Tensor& x, const MaybeMesh& mesh) { return make_input_shard_1d_last_dim(x, mesh); }
 at::Tensor doubled(const at::Tensor& y, const MaybeMesh& mesh) { return make_output_tensor(y, mesh) * 2; }
 
+// Compares the gradients of all parameters with those in one process.
+template <class Module>
+void check_parameter_gradients(const Module& got, const Module& want) {
+  for (std::size_t i = 0; i < want->parameters().size(); ++i) {
+    CAPTURE(i);
+    CHECK(close(full_tensor(got->parameters()[i].grad()), want->parameters()[i].grad()));
+  }
+}
+
+// Names the collectives that counted() gives for forward and for backward on several ranks.
+struct Expected {
+  const char* forward;
+  const char* backward;
+};
+
 // Compares the plan with one process: where `sequence` is set, `x` and the output are sharded along dimension 0.
 template <class PlanOrStyle>
-void check_plan(const PlanOrStyle& plan, bool sequence, const DeviceMesh& mesh) {
+void check_plan(const PlanOrStyle& plan, bool sequence, const Expected& expected, const DeviceMesh& mesh) {
   Mlp model, one;
   auto tp = parallelize_module(model, mesh, plan);
-  const at::Tensor x = sample({2 * mesh.size(), 10});
+  const at::Tensor x = leaf(sample({sequence ? 2 * mesh.size() : 11, 10}));
   const Placements lies = {sequence ? Shard(0) : Replicate()};
-  const at::Tensor got = tp(piece_of(x, mesh, lies)), want = one->forward(x);
+  const at::Tensor mine = leaf(piece_of(x, mesh, lies));
+  CommCounter counter(mesh);
+  const at::Tensor got = tp(mine), want = one->forward(x);
+  CHECK(counted(counter) == (mesh.size() > 1 ? expected.forward : ""));
   REQUIRE_FALSE(is_dtensor(got));
   CHECK(close(got.detach(), piece_of(want.detach(), mesh, lies)));
   const at::Tensor g = sample(want.sizes(), 2);
   want.backward(g);
+  counter.reset();
   got.backward(piece_of(g, mesh, lies));
-  for (std::size_t i = 0; i < one->parameters().size(); ++i) {
-    CHECK(close(full_tensor(model->parameters()[i].grad()), one->parameters()[i].grad()));
-  }
+  CHECK(counted(counter) == (mesh.size() > 1 ? expected.backward : ""));
+  CHECK(close(mine.grad(), piece_of(x.grad(), mesh, lies)));
+  check_parameter_gradients(model, one);
 }
 
 // Holds the subcases of functions before and after a linear layer of the style. The input is prepared from this rank's
@@ -75,16 +97,26 @@ void check_prepared(const Style& style, const DeviceMesh& mesh) {
   HookedLinear layer(10, 24), one(10, 24);
   fill(*layer);
   fill(*one);
-  const at::Tensor x = sample({2 * mesh.size(), 10}), want = one->forward(x).detach();
+  const at::Tensor x = leaf(sample({2 * mesh.size(), 10})), want = one->forward(x), g = sample(want.sizes(), 2);
   SUBCASE("_prepare_input") {
     auto tp = parallelize_module(layer, mesh, Prepared(style, make_input_reshard_replicate));
-    CHECK(close(whole_value(tp(piece_of(x, mesh, {Shard(0)}))), want));
+    const at::Tensor mine = leaf(piece_of(x, mesh, {Shard(0)})), got = tp(mine);
+    CHECK(close(whole_value(got), want.detach()));
+    want.backward(g);
+    got.backward(spread(g, mesh, placements_of(got)));
+    CHECK(close(mine.grad(), piece_of(x.grad(), mesh, {Shard(0)})));
+    check_parameter_gradients(layer, one);
   }
   SUBCASE("_prepare_output") {
     auto tp = parallelize_module(layer, mesh, Prepared(style, nullptr, doubled));
-    const at::Tensor got = tp(spread(x, mesh, {Replicate()}));
+    const at::Tensor global = leaf(x.detach(), mesh, {Replicate()}), got = tp(global);
     CHECK_FALSE(is_dtensor(got));
-    CHECK(close(got.detach(), want * 2));
+    CHECK(close(got.detach(), want.detach() * 2));
+    (want * 2).backward(g);
+    got.backward(g);
+    CHECK(placements_of(global.grad()) == Placements{Replicate()});
+    CHECK(close(full_tensor(global.grad()), x.grad()));
+    check_parameter_gradients(layer, one);
   }
 }
 
@@ -106,37 +138,50 @@ TESSERA_RANKS_TEST_CASE("RowwiseParallel", {3}) { check_prepared(RowwiseParallel
 TESSERA_RANKS_TEST_CASE("PairwiseParallel", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   Mlp model, one;
-  const at::Tensor x = sample({2 * mesh.size(), 10}), want = one->forward(x).detach();
+  const at::Tensor x = leaf(sample({2 * mesh.size(), 10})), want = one->forward(x), g = sample(want.sizes(), 2);
   SUBCASE("_prepare_input") {
     auto tp = parallelize_module(model, mesh, PairwiseParallel(false, make_input_reshard_replicate));
-    CHECK(close(whole_value(tp(piece_of(x, mesh, {Shard(0)}))), want));
+    const at::Tensor mine = leaf(piece_of(x, mesh, {Shard(0)})), got = tp(mine);
+    CHECK_FALSE(is_dtensor(got));
+    CHECK(close(got.detach(), want.detach()));
+    want.backward(g);
+    got.backward(g);
+    CHECK(close(mine.grad(), piece_of(x.grad(), mesh, {Shard(0)})));
+    check_parameter_gradients(model, one);
   }
   SUBCASE("_prepare_output") {
     auto tp = parallelize_module(model, mesh, PairwiseParallel(false, nullptr, doubled));
-    const at::Tensor got = tp(x);
+    const at::Tensor mine = leaf(x), got = tp(mine);
     CHECK_FALSE(is_dtensor(got));
-    CHECK(close(got.detach(), want * 2));
-    got.sum().backward();
+    CHECK(close(got.detach(), want.detach() * 2));
+    (want * 2).backward(g);
+    got.backward(g);
+    CHECK(close(mine.grad(), x.grad()));
     CHECK(placements_of(model->up->weight.grad()) == Placements{Shard(0)});
+    check_parameter_gradients(model, one);
   }
   SUBCASE("without functions, and the same by its two styles and what they prepared") {
-    check_plan(PairwiseParallel(), false, mesh);
+    const Expected sums = {.forward = "1 all_reduce", .backward = "1 all_reduce"};
+    check_plan(PairwiseParallel(), false, sums, mesh);
     check_plan(ParallelPlan{{"up", Prepared(ColwiseParallel(), make_input_replicate_1d)},
                             {"down", Prepared(RowwiseParallel(), nullptr, make_output_tensor)}},
-               false, mesh);
+               false, sums, mesh);
     check_plan(ParallelPlan{{"up", Prepared(ColwiseParallel(), make_input_replicate_1d, make_sharded_output_tensor)},
                             {"down", Prepared(RowwiseParallel(), last_dim, make_output_tensor)}},
-               false, mesh);
+               false, sums, mesh);
   }
 }
 
 TESSERA_RANKS_TEST_CASE("SequenceParallel", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   SUBCASE("old meaning: pairwise with sequence") {
-    check_plan(PairwiseParallel(/*sequence=*/true), true, mesh);
+    check_plan(PairwiseParallel(/*sequence=*/true), true,
+               {.forward = "1 all_gather, 1 reduce_scatter", .backward = "1 all_gather, 1 reduce_scatter"}, mesh);
+    // The styles themselves have whole inputs and outputs: they reduce the output and the input's gradient, of which
+    // the functions then keep a part.
     check_plan(ParallelPlan{{"up", Prepared(ColwiseParallel(), make_input_reshard_replicate)},
                             {"down", Prepared(RowwiseParallel(), nullptr, make_output_reshard_tensor)}},
-               true, mesh);
+               true, {.forward = "1 all_gather, 1 all_reduce", .backward = "1 all_gather, 1 all_reduce"}, mesh);
   }
 }
 
@@ -155,14 +200,57 @@ void check_mesh(const Function& run, const at::Tensor& global, const DeviceMesh&
   check_refused([&] { run(global, plane); }, "device_mesh has dims 2 but expected to be 1");
 }
 
+// Returns the collectives of one redistribution, as counted() writes them.
+std::string collectives(const Placement& from, const Placement& to, const DeviceMesh& mesh) {
+  if (mesh.size() == 1 || from == to || from.is_replicate()) return "";
+  if (from.is_partial()) return to.is_replicate() ? "1 all_reduce" : "1 reduce_scatter";
+  return to.is_replicate() ? "1 all_gather" : "1 all_to_all";
+}
+
+// Holds how the input of a function lies, its output, and the output's gradient.
+struct Lies {
+  Placement input;
+  Placement output;
+  Placement gradient;
+};
+
+// Runs a function on `x`, a leaf of value `whole`, and returns its output. Checks the gradient of x, and the
+// collectives of forward and of backward: one redistribution each. The gradient of a pending input is replicated.
+at::Tensor run_both_ways(const Function& run, const at::Tensor& x, const at::Tensor& whole, const Lies& lies,
+                         const DeviceMesh& mesh) {
+  CAPTURE(to_string(lies.input));
+  CAPTURE(to_string(lies.output));
+  CAPTURE(to_string(lies.gradient));
+  const Placement back = lies.input.is_partial() ? Replicate() : lies.input;
+  const at::Tensor g = sample(whole.sizes(), 2);
+  CommCounter counter(mesh);
+  const at::Tensor got = run(x, mesh);
+  CHECK(counted(counter) == collectives(lies.input, lies.output, mesh));
+  if (got.is_same(x)) return got.detach();  // the layout stays, and nothing was computed
+  const at::Tensor given = is_dtensor(got) ? spread(g, mesh, {lies.gradient}) : piece_of(g, mesh, {lies.gradient});
+  counter.reset();
+  got.backward(given);
+  CHECK(counted(counter) == collectives(lies.gradient, back, mesh));
+  REQUIRE(is_dtensor(x.grad()) == is_dtensor(x));
+  if (is_dtensor(x)) CHECK(placements_of(x.grad()) == Placements{back});
+  CHECK(close(is_dtensor(x) ? to_local(x.grad()) : x.grad(), piece_of(g, mesh, {back})));
+  return got.detach();
+}
+
+// Is the shape of whole tensors that three ranks cut unevenly. A plain piece of one does not tell the size of the
+// whole, and the functions then take all pieces to be alike: plain pieces are of another shape.
+const std::vector<int64_t> kUneven = {11, 23};
+
 // Checks a function that makes a DTensor of layout `out`, of plain tensors that lie as `in`, or of a DTensor.
 void check_input(const Function& run, const Placement& in, const Placement& out, const DeviceMesh& mesh) {
-  const at::Tensor whole = sample({12, 24});
-  const at::Tensor got = run(piece_of(whole, mesh, {in}), mesh);
-  CHECK(placements_of(got) == Placements{out});
-  CHECK(same(full_tensor(got), whole));
+  const at::Tensor even = in.is_shard() ? sample({12, 24}) : sample(kUneven), whole = sample(kUneven);
+  for (const Placement& of_gradient : {out, Partial()}) {
+    const at::Tensor got = run_both_ways(run, leaf(piece_of(even, mesh, {in})), even, {in, out, of_gradient}, mesh);
+    CHECK(placements_of(got) == Placements{out});
+    CHECK(same(full_tensor(got), even));
+  }
   for (const Placement& lies : {Shard(0), Shard(1), Replicate()}) {
-    const at::Tensor changed = run(spread(whole, mesh, {lies}), mesh);
+    const at::Tensor changed = run_both_ways(run, leaf(whole, mesh, {lies}), whole, {lies, out, out}, mesh);
     CHECK(placements_of(changed) == Placements{out});
     CHECK(same(full_tensor(changed), whole));
   }
@@ -177,9 +265,9 @@ void check_input_mesh(const Function& run, const DeviceMesh& mesh) {
 
 // Checks a function that gives an output the layout `out`, and returns this rank's piece of it where `local`.
 void check_output(const Function& run, const Placement& out, bool local, const DeviceMesh& mesh) {
-  const at::Tensor whole = sample({12, 24}, 3);
+  const at::Tensor whole = sample(kUneven, 3);
   for (const Placement& lies : {Shard(0), Shard(1), Replicate(), Partial()}) {
-    const at::Tensor got = run(spread(whole, mesh, {lies}), mesh);
+    const at::Tensor got = run_both_ways(run, leaf(whole, mesh, {lies}), whole, {lies, out, out}, mesh);
     CHECK(is_dtensor(got) != local);
     if (!local) CHECK(placements_of(got) == Placements{out});
     CHECK(close(local ? got : to_local(got), piece_of(whole, mesh, {out})));
@@ -263,9 +351,11 @@ TESSERA_RANKS_TEST_CASE("make_output_shard_1d", {1, 3}) {
 TESSERA_RANKS_TEST_CASE("make_sharded_output_tensor", {1, 3}) {
   const DeviceMesh mesh = line();
   SUBCASE("output") {
-    const at::Tensor whole = sample({12, 24});
+    const at::Tensor whole = sample(kUneven);
     for (const Placement& lies : {Shard(0), Shard(1), Replicate()}) {
-      CHECK(same(make_sharded_output_tensor(spread(whole, mesh, {lies}), mesh), piece_of(whole, mesh, {lies})));
+      const at::Tensor got =
+          run_both_ways(make_sharded_output_tensor, leaf(whole, mesh, {lies}), whole, {lies, lies, lies}, mesh);
+      CHECK(same(got, piece_of(whole, mesh, {lies})));
     }
     check_refused([&] { make_sharded_output_tensor(spread(whole, mesh, {Partial()}), mesh); },
                   "is a pending reduction");

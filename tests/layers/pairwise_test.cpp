@@ -105,6 +105,13 @@ TESSERA_RANKS_TEST_CASE("a pair's gradient of the input, and its collectives", {
   }
 }
 
+TESSERA_RANKS_TEST_CASE("an empty plan is no PairwiseParallel", {1}) {
+  torch::nn::Linear model(4, 4);
+  model->to(device());
+  parallelize_module(model, line(), {});
+  CHECK(placements_of(model->weight) == Placements{Replicate()});
+}
+
 TESSERA_RANKS_TEST_CASE("pairs are found below other modules, and a module without one is refused", {2}) {
   const DeviceMesh mesh = line();
   torch::nn::Module outer;

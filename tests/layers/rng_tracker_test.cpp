@@ -193,6 +193,22 @@ TESSERA_RANKS_TEST_CASE("replicas draw their own plain numbers, and the same DTe
   CHECK(same(full_tensor(tessera::rand({5, 3}, plane, {Replicate(), Shard(0)})), drawn));
 }
 
+TESSERA_RANKS_TEST_CASE("model parallel seeds: the stream of experts differs by the place on each of the two meshes",
+                        {4}) {
+  const DeviceMesh plane = mesh_over({2, 2});
+  const auto expert = static_cast<uint64_t>(plane.local_rank(0)), tensor = static_cast<uint64_t>(plane.local_rank(1));
+  const auto drawn = [&](const std::string& stream) {
+    const auto fork = rng_tracker(plane.device()).fork(stream);
+    return draw();
+  };
+  model_parallel_manual_seed(7, plane["d1"], plane["d0"]);
+  CHECK(same(drawn(kModelParallelRng), drawn_from(7 + 2718 + tensor)));
+  CHECK(same(drawn(expert_parallel_rng_tracker_name()), drawn_from(7 + 1024 + 100 * expert + tensor)));
+  model_parallel_manual_seed(7, ModelParallelSeeds{.tensor_rank = 1, .expert_rank = 3, .device = plane.device()});
+  CHECK(same(drawn(kModelParallelRng), drawn_from(7 + 2718 + 1)));
+  CHECK(same(drawn(expert_parallel_rng_tracker_name()), drawn_from(7 + 1024 + 300 + 1)));
+}
+
 TEST_CASE("model parallel seeds: ranks that there are not") {
   CHECK_THROWS_WITH_AS(model_parallel_manual_seed(1, ModelParallelSeeds{.tensor_rank = -1}),
                        doctest::Contains("tensor rank -1"), std::invalid_argument);

@@ -89,6 +89,37 @@ TESSERA_RANKS_TEST_CASE("the entries of all ranks make each tensor once: even, u
   }
 }
 
+TESSERA_RANKS_TEST_CASE("on a mesh of two dimensions one rank of those that have a box writes it", {4}) {
+  const DeviceMesh plane = mesh_over({2, 2});
+  const int64_t dp = plane.local_rank(0), tp = plane.local_rank(1);
+  struct Row {
+    std::string key;
+    Placements layout;
+    int64_t replica;  // this rank's number among those that have its box
+  };
+  const std::vector<Row> rows = {
+      {"columns", {Replicate(), Shard(0)}, dp},
+      {"by_data", {Shard(1), Replicate()}, tp},
+      {"whole", {Replicate(), Replicate()}, 2 * dp + tp},
+      {"both", {Shard(0), Shard(1)}, 0},
+      {"twice", {Shard(0), Shard(0)}, 0},
+  };
+  const at::Tensor whole = sample({5, 3}, 1, at::kFloat);
+  torch::nn::Module module;
+  for (const Row& row : rows) module.register_parameter(row.key, spread(whole, plane, row.layout));
+  module.register_buffer("plain", whole.clone());
+  const std::vector<ShardedTensorEntry> entries = sharded_state_dict(module);
+  CHECK(entries.size() == rows.size() + 1);
+  for (const Row& row : rows) {
+    CAPTURE(row.key);
+    CHECK(same(assembled(entries, row.key, whole.sizes(), line()), whole));
+    for (const ShardedTensorEntry& each : entries) {
+      if (each.key == row.key) CHECK(each.replica_id == std::array<int64_t, 3>{0, row.replica, 0});
+    }
+  }
+  CHECK(same(assembled(entries, "plain", whole.sizes(), line()), whole));
+}
+
 TESSERA_RANKS_TEST_CASE("dimensions before the others, replicas of data, and what cannot be saved", {2}) {
   const DeviceMesh mesh = line();
   const Layers layers(mesh, 1, false);
@@ -106,6 +137,10 @@ TESSERA_RANKS_TEST_CASE("dimensions before the others, replicas of data, and wha
   CHECK(sharded_state_dict(mixed).back().key == "plain");
   CHECK(sharded_state_dict(mixed).back().replica_id == std::array<int64_t, 3>{0, mesh.local_rank(0), 0});
   CHECK(sharded_state_dict(mixed, "", {.tensor_rank = 7}).back().replica_id[1] == 7);
+  torch::nn::Module buffers;
+  buffers.register_buffer("cut", spread(sample({4}), mesh, {Shard(0)}));
+  buffers.register_buffer("plain", at::ones({2}, on(at::kFloat)));
+  CHECK(sharded_state_dict(buffers).back().replica_id[1] == mesh.local_rank(0));
   CHECK(sharded_state_dict(*layers.embedding)[0].allow_shape_mismatch);
   CHECK_THROWS_WITH_AS(sharded_state_dict(*layers.up, "", {.sharded_offsets = {{.offset = 2, .fragments = 2}}}),
                        doctest::Contains("offset 2 is outside [0, 2)"), std::invalid_argument);
@@ -154,6 +189,16 @@ TESSERA_RANKS_TEST_CASE("a weight assigned to a layer is what is saved and loade
   for (const ShardedTensorEntry& each : sharded_state_dict(saved)) {
     CHECK(each.local.data_ptr() == to_local(saved.table->weight).data_ptr());
   }
+  ParallelEmbeddingOptions by_words(24, 6);
+  by_words.cut = EmbeddingCut::kVocabulary;
+  TableAndHead of_pieces(mesh, false);
+  of_pieces.table = of_pieces.replace_module("table", ParallelEmbedding(by_words, mesh));
+  of_pieces.table->weight = to_local(of_pieces.table->weight.detach()).clone();
+  CHECK(sharded_state_dict(of_pieces)[0].allow_shape_mismatch);
+  CHECK_FALSE(sharded_state_dict(of_pieces)[1].allow_shape_mismatch);
+  of_pieces.head->weight = of_pieces.table->weight;
+  CHECK(sharded_state_dict(of_pieces)[1].allow_shape_mismatch);
+  CHECK(sharded_state_dict(*of_pieces.table)[0].allow_shape_mismatch);
   const TableAndHead with_piece(mesh, false, true);
   save_weights(with_piece, folder / "piece");
   load_weights(apart, folder / "piece");

@@ -85,10 +85,12 @@ inline void fill(torch::nn::Module& module, at::ScalarType dtype = at::kDouble) 
   for (at::Tensor& p : module.parameters()) p.copy_(at::randn(p.sizes(), draws, at::kDouble) * 0.3);
 }
 
-// Returns the largest difference over the largest magnitude of `want`. Communicates for DTensors.
+// Returns the largest difference over the largest magnitude of `want`: 0 without elements, and 1e300 where dtypes or
+// sizes differ. Communicates for DTensors.
 inline double difference(const at::Tensor& got, const at::Tensor& want) {
   const at::Tensor have = whole_value(got);
-  if (have.sizes() != want.sizes()) return 1e300;
+  if (have.scalar_type() != want.scalar_type() || have.sizes() != want.sizes()) return 1e300;
+  if (want.numel() == 0) return 0;
   const double scale = want.abs().max().item<double>();
   const double worst = (have - want.detach()).abs().max().item<double>();
   return worst / (scale > 0 ? scale : 1.0);

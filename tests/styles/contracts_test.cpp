@@ -65,6 +65,18 @@ at::Tensor placed(const at::Tensor& x, const Placement& placement) {
   return placement.is_shard() ? piece(x, placement.tensor_dim() < 0 ? x.dim() - 1 : placement.tensor_dim()) : x.clone();
 }
 
+// Returns an input cut along `dim`: this rank's plain piece where all pieces have one size, else a DTensor, since a
+// style cannot tell the whole size from an uneven piece.
+at::Tensor cut_input(const at::Tensor& x, int64_t dim) {
+  if (x.size(dim) % world_size() == 0) return piece(x, dim);
+  return distribute_tensor(x, tp_line(), {Shard(dim)}, kNoSource);
+}
+
+// Returns what a tensor laid out as that input is compared with: the whole of a DTensor, or this rank's piece.
+at::Tensor as_input(const at::Tensor& x, const at::Tensor& input, const Placement& placement) {
+  return is_dtensor(input) ? x : placed(x, placement);
+}
+
 // Is a style of the user's own: as SequenceParallel, but with any layout of the sequence.
 struct PartsOfSequence : ParallelStyle {
   explicit PartsOfSequence(Placement parts) : layout(std::move(parts)) {}
@@ -75,20 +87,22 @@ struct PartsOfSequence : ParallelStyle {
   Placement layout;
 };
 
-// Runs one Linear under `c`, where x and y are plain and each rank has its piece.
+// Runs one Linear under `c`, where y is plain and each rank has its piece of it, as of x: see cut_input. The product
+// tells the size of the features, so pieces of them are plain though uneven.
 void run_linear(const Case& c, const at::Tensor& x, bool bias) {
   CAPTURE(c.why);
   CAPTURE(bias);
-  CAPTURE(x.dim());
+  CAPTURE(x.sizes());
   const DeviceMesh mesh = tp_line();
-  const torch::nn::LinearOptions options = torch::nn::LinearOptions(16, 16).bias(bias);
+  const torch::nn::LinearOptions options = torch::nn::LinearOptions(x.size(-1), x.size(-1)).bias(bias);
   Linear reference(options), module(options);
   fill(*reference);
   fill(*module);
   module->weight.set_requires_grad(bias);
   parallelize_module(module, mesh, c.style);
   CHECK(module->weight.requires_grad() == bias);
-  at::Tensor want_x = leaf(x), got_x = leaf(placed(x, c.input));
+  const bool by_rows = c.input.is_shard() && c.input.tensor_dim() == 0;
+  at::Tensor want_x = leaf(x), got_x = leaf(by_rows ? cut_input(x, 0) : placed(x, c.input));
   const at::Tensor want = reference->forward(want_x);
   const at::Tensor weights = numbers(want.sizes().vec(), 5);
   (want * weights).sum().backward();
@@ -102,13 +116,15 @@ void run_linear(const Case& c, const at::Tensor& x, bool bias) {
   counter.reset();
   (got * placed(weights, c.output)).sum().backward();
   CHECK(counts(counter) == unless_alone(c.backward));
-  CHECK(difference(got_x.grad(), placed(want_x.grad(), c.input)) <= kExact);
+  CHECK(difference(got_x.grad(), as_input(want_x.grad(), got_x, c.input)) <= kExact);
   if (bias) check_parameters(*module, *reference, /*gradients=*/true, kExact);
 }
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("Linear with plain tensors in and out: values, gradients and collectives", {1, 2, 4}) {
+TESSERA_RANKS_TEST_CASE("Linear with plain tensors in and out: values, gradients and collectives", {1, 2, 3, 4}) {
+  // Of 5 rows or features the last of four ranks has none.
+  const std::vector<std::vector<int64_t>> shapes = {{8, 16}, {4, 3, 16}, {7, 5}, {5, 2, 7}};
   const std::vector<Case> cases = {
       {"34: colwise", ColwiseParallel({.use_local_output = true}), Replicate(), Shard(-1), "-", "all_reduce 1"},
       {"34: colwise from S(0)", ColwiseParallel({.input_layouts = Shard(0), .use_local_output = true}), Shard(0),
@@ -117,8 +133,7 @@ TESSERA_RANKS_TEST_CASE("Linear with plain tensors in and out: values, gradients
   };
   for (const Case& c : cases) {
     for (const bool bias : {true, false}) {
-      run_linear(c, numbers({8, 16}), bias);
-      run_linear(c, numbers({4, 3, 16}), bias);
+      for (const std::vector<int64_t>& shape : shapes) run_linear(c, numbers(shape), bias);
     }
   }
   // The gradient of a bias added to pieces of the batch is summed over them, besides the collectives of the
@@ -129,8 +144,7 @@ TESSERA_RANKS_TEST_CASE("Linear with plain tensors in and out: values, gradients
                           Shard(0),
                           "reduce_scatter 1",
                           "all_gather 1"};
-  run_linear(scattered, numbers({8, 16}), false);
-  run_linear(scattered, numbers({4, 3, 16}), false);
+  for (const std::vector<int64_t>& shape : shapes) run_linear(scattered, numbers(shape), false);
 }
 
 TESSERA_RANKS_TEST_CASE("the product of a vector without gradients may be written by an operator that has them",
@@ -236,63 +250,72 @@ TESSERA_RANKS_TEST_CASE("34: a bias is added to a plain output that another part
   }
 }
 
-TESSERA_RANKS_TEST_CASE("35: Embedding by rows and by columns: values, gradients and collectives", {1, 2, 4}) {
+TESSERA_RANKS_TEST_CASE("35: Embedding by rows and by columns: values, gradients and collectives", {1, 2, 3, 4}) {
   const std::vector<Case> cases = {
       {"columns", ColwiseParallel({.use_local_output = true}), Replicate(), Shard(-1), "-", "-"},
       {"rows", RowwiseParallel({.use_local_output = true}), Replicate(), Replicate(), "all_reduce 1", "-"},
       {"rows to a sequence", RowwiseParallel({.output_layouts = Shard(1), .use_local_output = true}), Replicate(),
        Shard(1), "reduce_scatter 1", "all_gather 1"},
   };
+  struct Table {
+    int64_t rows, width;  // the sequence is as long as a row is wide
+  };
   const DeviceMesh mesh = tp_line();
   for (const Case& c : cases) {
-    CAPTURE(c.why);
-    torch::nn::Embedding reference(torch::nn::EmbeddingOptions(13, 8).padding_idx(3)),
-        module(torch::nn::EmbeddingOptions(13, 8).padding_idx(3));
-    fill(*reference);
-    fill(*module);
-    const at::Tensor ids = at::arange(24, on(at::kLong)).view({3, 8}).remainder(13);
-    const at::Tensor want = reference->forward(ids), weights = numbers(want.sizes().vec(), 5);
-    (want * weights).sum().backward();
-    parallelize_module(module, mesh, c.style);
-    CommCounter counter(mesh);
-    const Strict strict;
-    const at::Tensor got = module->forward(ids);
-    CHECK(counts(counter) == unless_alone(c.forward));
-    REQUIRE_FALSE(is_dtensor(got));
-    CHECK(difference(got, placed(want, c.output)) <= kExact);
-    counter.reset();
-    (got * placed(weights, c.output)).sum().backward();
-    CHECK(counts(counter) == unless_alone(c.backward));
-    check_parameters(*module, *reference, /*gradients=*/true, kExact);
+    for (const Table& table : {Table{13, 8}, Table{5, 7}, Table{7, 5}}) {
+      CAPTURE(c.why);
+      CAPTURE(table.width);
+      const auto options = torch::nn::EmbeddingOptions(table.rows, table.width).padding_idx(3);
+      torch::nn::Embedding reference(options), module(options);
+      fill(*reference);
+      fill(*module);
+      const at::Tensor ids = at::arange(3 * table.width, on(at::kLong)).view({3, table.width}).remainder(table.rows);
+      const at::Tensor want = reference->forward(ids), weights = numbers(want.sizes().vec(), 5);
+      (want * weights).sum().backward();
+      parallelize_module(module, mesh, c.style);
+      CommCounter counter(mesh);
+      const Strict strict;
+      const at::Tensor got = module->forward(ids);
+      CHECK(counts(counter) == unless_alone(c.forward));
+      REQUIRE_FALSE(is_dtensor(got));
+      CHECK(difference(got, placed(want, c.output)) <= kExact);
+      counter.reset();
+      (got * placed(weights, c.output)).sum().backward();
+      CHECK(counts(counter) == unless_alone(c.backward));
+      check_parameters(*module, *reference, /*gradients=*/true, kExact);
+    }
   }
 }
 
-TESSERA_RANKS_TEST_CASE("36: SequenceParallel LayerNorm: output S(1), no collective forward", {1, 2, 4}) {
+TESSERA_RANKS_TEST_CASE("36: SequenceParallel LayerNorm: output S(1), no collective forward", {1, 2, 3, 4}) {
   const DeviceMesh mesh = tp_line();
-  const at::Tensor x = numbers({20, 8 * world_size(), 12});
-  for (const bool local : {true, false}) {
-    CAPTURE(local);
-    torch::nn::LayerNorm reference(torch::nn::LayerNormOptions({12})), module(torch::nn::LayerNormOptions({12}));
-    fill(*reference);
-    fill(*module);
-    at::Tensor want_x = leaf(x), got_x = leaf(piece(x, 1));
-    const at::Tensor want = reference->forward(want_x), weights = numbers(want.sizes().vec(), 5);
-    (want * weights).sum().backward();
-    parallelize_module(module, mesh, SequenceParallel(1, {.use_local_output = local}));
-    CommCounter counter(mesh);
-    const Strict strict;
-    const at::Tensor got = module->forward(got_x);
-    CHECK(counts(counter) == "-");
-    REQUIRE(is_dtensor(got) == !local);
-    if (local) {
-      CHECK(difference(got, piece(want, 1)) <= kExact);
-      (got * piece(weights, 1)).sum().backward();
-    } else {
-      CHECK(placements_of(got) == Placements{Shard(1)});
-      (got * distribute_tensor(weights, mesh, {Shard(1)})).sum().backward();
+  for (const int64_t sequence : {8 * world_size(), int64_t{7}, int64_t{5}}) {
+    const at::Tensor x = numbers({20, sequence, 12});
+    for (const bool local : {true, false}) {
+      CAPTURE(sequence);
+      CAPTURE(local);
+      torch::nn::LayerNorm reference(torch::nn::LayerNormOptions({12})), module(torch::nn::LayerNormOptions({12}));
+      fill(*reference);
+      fill(*module);
+      at::Tensor want_x = leaf(x), got_x = leaf(cut_input(x, 1));
+      const at::Tensor want = reference->forward(want_x), weights = numbers(want.sizes().vec(), 5);
+      (want * weights).sum().backward();
+      parallelize_module(module, mesh, SequenceParallel(1, {.use_local_output = local}));
+      CommCounter counter(mesh);
+      const Strict strict;
+      const at::Tensor got = module->forward(got_x);
+      CHECK(counts(counter) == "-");
+      REQUIRE(is_dtensor(got) == !local);
+      if (local) {
+        CHECK(difference(got, piece(want, 1)) <= kExact);
+        (got * piece(weights, 1)).sum().backward();
+      } else {
+        CHECK(placements_of(got) == Placements{Shard(1)});
+        (got * distribute_tensor(weights, mesh, {Shard(1)})).sum().backward();
+      }
+      CHECK(difference(got_x.grad(), as_input(want_x.grad(), got_x, Shard(1))) <= kExact);
+      check_parameters(*module, *reference, /*gradients=*/true, kExact);
     }
-    CHECK(difference(got_x.grad(), piece(want_x.grad(), 1)) <= kExact);
-    check_parameters(*module, *reference, /*gradients=*/true, kExact);
   }
 }
 
@@ -396,34 +419,38 @@ TESSERA_MODULE(Boundary);
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("36: Prepare styles annotate plain tensors and redistribute", {1, 2, 4}) {
+TESSERA_RANKS_TEST_CASE("36: Prepare styles annotate plain tensors and redistribute", {1, 2, 3, 4}) {
   const DeviceMesh mesh = tp_line();
-  const at::Tensor x = numbers({8, 4});
   const std::string gathered = unless_alone("all_gather 1");
-  Boundary module, reference;
-  fill(*reference);
-  fill(*module);
-  auto tp = parallelize_module(
-      module, mesh,
-      {{"",
-        PrepareModuleInputOutput(
-            {.input = {.input_layouts = {Shard(0), std::nullopt}, .desired_input_layouts = {Replicate(), std::nullopt}},
-             .output = {
-                 .output_layouts = {Replicate()}, .desired_output_layouts = {Shard(0)}, .use_local_output = true}})}});
-  CommCounter counter(mesh);
-  const at::Tensor y = tp(piece(x, 0), x);
-  CHECK(counts(counter) == gathered);  // the output is a local slice
-  CHECK(counter.count_by_path("the root module") == (world_size() == 1 ? 0 : 1));
-  CHECK(is_dtensor(module->seen.at(0)));
-  CHECK_FALSE(is_dtensor(module->seen.at(1)));
-  REQUIRE_FALSE(is_dtensor(y));
-  CHECK(difference(y, piece(reference->forward(x, x), 0)) <= kExact);
-  // A DTensor is not redistributed again.
-  counter.reset();
-  tp(distribute_tensor(x, mesh, {Shard(0)}, kNoSource), x);
-  CHECK(counts(counter) == gathered);
-  tp(distribute_tensor(x, mesh, {Replicate()}, kNoSource), x);
-  CHECK(counts(counter) == gathered);
+  for (const int64_t rows : {4 * world_size(), int64_t{7}, int64_t{5}}) {
+    CAPTURE(rows);
+    const at::Tensor x = numbers({rows, 4});
+    Boundary module, reference;
+    fill(*reference);
+    fill(*module);
+    auto tp = parallelize_module(
+        module, mesh,
+        {{"", PrepareModuleInputOutput({.input = {.input_layouts = {Shard(0), std::nullopt},
+                                                  .desired_input_layouts = {Replicate(), std::nullopt}},
+                                        .output = {.output_layouts = {Replicate()},
+                                                   .desired_output_layouts = {Shard(0)},
+                                                   .use_local_output = true}})}});
+    const at::Tensor given = cut_input(x, 0);
+    CommCounter counter(mesh);
+    const at::Tensor y = tp(given, x);
+    CHECK(counts(counter) == gathered);  // the output is a local slice
+    CHECK(counter.count_by_path("the root module") == (world_size() == 1 ? 0 : 1));
+    CHECK(is_dtensor(module->seen.at(0)));
+    CHECK_FALSE(is_dtensor(module->seen.at(1)));
+    REQUIRE_FALSE(is_dtensor(y));
+    CHECK(difference(y, piece(reference->forward(x, x), 0)) <= kExact);
+    // A DTensor is not redistributed again.
+    counter.reset();
+    tp(distribute_tensor(x, mesh, {Shard(0)}, kNoSource), x);
+    CHECK(counts(counter) == gathered);
+    tp(distribute_tensor(x, mesh, {Replicate()}, kNoSource), x);
+    CHECK(counts(counter) == gathered);
+  }
 }
 
 namespace {

@@ -34,24 +34,39 @@ torch::nn::Linear linear(bool bias) {
   return out;
 }
 
+// A linear layer that keeps its weight transposed.
+struct Conv1DImpl : torch::nn::Module {
+  Conv1DImpl()
+      : weight(register_parameter("weight", sample({6, 10}, 4).to(device()))),
+        bias(register_parameter("bias", sample({10}, 5).to(device()))) {}
+  at::Tensor forward(const at::Tensor& x) { return at::matmul(x, weight).add(bias); }
+  at::Tensor weight, bias;
+};
+TORCH_MODULE(Conv1D);
+
 ColwiseParallel style(int64_t sequence_dim, bool again) {
   return ColwiseParallel(
       {.input_layouts = Shard(sequence_dim), .desired_input_layouts = Replicate(), .gather_input_again = again});
 }
 
-void check_alike(const at::Tensor& whole, int64_t sequence_dim, bool bias, const DeviceMesh& mesh) {
-  torch::nn::Linear layer = linear(bias), one = linear(bias);
+template <class Layer>
+void check_alike(Layer layer, Layer one, const at::Tensor& whole, int64_t sequence_dim, const DeviceMesh& mesh) {
   auto tp = parallelize_module(layer, mesh, style(sequence_dim, true));
   const at::Tensor want_x = leaf(whole), x = leaf(spread(whole, mesh, {Shard(sequence_dim)}));
   const at::Tensor want = one(want_x), y = tp(x);
   CHECK(close(full_tensor(y.detach()), want.detach()));
   const at::Tensor g = sample(want.sizes(), 6);
   want.backward(g);
+  const CommCounter counter(mesh);
   y.backward(spread(g, mesh, {Shard(want.dim() - 1)}));
+  CHECK(counter.count("all_gather") == (mesh.size() > 1 ? 1 : 0));
+  // A few rows of many ranks are reduced by an all_reduce, since the largest part decides the cost of the other.
+  CHECK(counter.count("reduce_scatter") + counter.count("all_reduce") == (mesh.size() > 1 ? 1 : 0));
+  CHECK(counter.total() == (mesh.size() > 1 ? 2 : 0));
   CHECK(placements_of(x.grad()) == Placements{Shard(sequence_dim)});
   CHECK(close(full_tensor(x.grad()), want_x.grad()));
   CHECK(close(full_tensor(layer->weight.grad()), one->weight.grad()));
-  if (bias) CHECK(close(full_tensor(layer->bias.grad()), one->bias.grad()));
+  if (one->bias.defined()) CHECK(close(full_tensor(layer->bias.grad()), one->bias.grad()));
 }
 
 }  // namespace
@@ -59,11 +74,16 @@ void check_alike(const at::Tensor& whole, int64_t sequence_dim, bool bias, const
 TESSERA_RANKS_TEST_CASE("an input that is gathered again gives what one that is kept does", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   for (const bool bias : {false, true}) {
-    check_alike(sample({2, 12, 6}), 1, bias, mesh);
-    check_alike(sample({7, 2, 6}), 0, bias, mesh);  // uneven, and empty on the last of four ranks
-    check_alike(sample({5, 6}), 0, bias, mesh);
-    check_alike(sample({1, 6}), 0, bias, mesh);
+    const auto check = [&](const at::Tensor& whole, int64_t sequence_dim) {
+      check_alike(linear(bias), linear(bias), whole, sequence_dim, mesh);
+    };
+    check(sample({2, 12, 6}), 1);
+    check(sample({7, 2, 6}), 0);  // uneven, and empty on the last of four ranks
+    check(sample({5, 6}), 0);
+    check(sample({1, 6}), 0);
   }
+  check_alike(Conv1D(), Conv1D(), sample({2, 5, 6}), 1, mesh);
+  check_alike(Conv1D(), Conv1D(), sample({5, 6}), 0, mesh);
 }
 
 TESSERA_RANKS_TEST_CASE("it is gathered in forward and in backward, and where nothing is to be gathered nothing is",

@@ -449,3 +449,14 @@ TEST_CASE("distribute_module: what the partition function leaves is replicated")
   CHECK(placements_of(mlp->up->bias) == Placements{Replicate()});
   CHECK(contract_of(mlp->up->weight).operators.empty());
 }
+
+TEST_CASE("distribute_module: the partition function gets a module that has two names once") {
+  torch::nn::Linear shared(8, 6);
+  torch::nn::Module model;
+  model.register_module("a", shared);
+  model.register_module("b", shared);
+  std::vector<std::string> seen;
+  distribute_module(model, fake_mesh(0, {2}),
+                    [&](const std::string& path, torch::nn::Module&, const DeviceMesh&) { seen.push_back(path); });
+  CHECK(seen == std::vector<std::string>{"", "a"});
+}
