@@ -1,14 +1,16 @@
 #include "tessera/examples/generate/options.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
+
+#include "tessera/examples/language_model/whole_number.h"
 
 namespace {
 
@@ -35,7 +37,7 @@ void add_options(CLI::App& app, ProgramOptions& options) {
   CLI::Option* const prompt = app.add_option("--prompt", options.prompt, "The text to go on with");
   app.add_option("--prompt-file", options.prompt_file, "A file with that text")->excludes(prompt);
   app.add_option("--tokens", options.generate.tokens, "How many tokens to write at most, 256 by default")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(whole_number());
   app.add_option(
          "--temperature", options.generate.sampling.temperature,
          "0, the default, takes the likeliest token; with 1 tokens are drawn as likely as the model finds them, "
@@ -44,23 +46,20 @@ void add_options(CLI::App& app, ProgramOptions& options) {
   app.add_option(
          "--top-k", options.generate.sampling.top_k,
          "With a temperature above 0, draw from this many of the likeliest tokens; 0, the default, draws from all")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(whole_number());
   app.add_option("--stop", options.generate.stop,
                  "End before this token, the number of a byte: 10 is the end of a line")
-      ->check(CLI::Range(0, 255));
+      ->transform(whole_number(0, 255));
   app.add_flag("--end-line", options.ends_line, "End with a line feed, as on a terminal");
   app.add_option("--seed", options.seed,
-                 "Decides what is drawn with a temperature above 0: the same text on any number of ranks");
+                 "Decides what is drawn with a temperature above 0: the same text on any number of ranks")
+      ->transform(whole_number(0, std::numeric_limits<int64_t>::max()));
   app.add_option("--dtype", options.dtype, "float32, the default, or float64: what the weights are converted to")
       ->check(CLI::IsMember({"float32", "float64"}));
   app.add_option("--device", options.device, "cpu, the default, or cuda, of which each rank takes one GPU")
       ->check(CLI::IsMember({"cpu", "cuda"}));
-  // CLI11 would read the zeros of a folder's name, as in step_00000100, as the sign of an octal number.
   app.add_option("--step", options.step, "Take the checkpoint of this step; by default the newest")
-      ->transform([](std::string text) {
-        text.erase(0, std::min(text.find_first_not_of('0'), text.size() - 1));
-        return text;
-      });
+      ->transform(whole_number());
   app.add_flag("--statistics", options.shows_statistics,
                "Write to standard error how long a token took, and what each rank held");
 }

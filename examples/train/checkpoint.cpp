@@ -7,6 +7,8 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "tessera/dtensor/agreement.h"
+
 namespace train {
 namespace {
 
@@ -47,12 +49,19 @@ void Checkpoints::start(Trainer& trainer, const tessera::DeviceMesh& mesh, int64
 }
 
 int64_t Checkpoints::load(Trainer& trainer, const tessera::DeviceMesh& mesh, const Identity& identity) const {
-  const std::string folder = tessera::newest_training_state(folder_).value();
-  check_identity(tessera::read_training_state(folder).values, identity, folder);
+  std::string folder;
+  tessera::Agreement({mesh}, "train")
+      .run(
+          [&] {
+            folder = tessera::newest_training_state(folder_).value();
+            check_identity(tessera::read_training_state(folder).values, identity, folder);
+          },
+          [&] { return folder; }, "the ranks see different checkpoints; all of them need the same folder");
   tessera::TrainingState state = state_of(trainer, mesh);
   if (!tessera::load_newest_training_state(state, folder_)) {
     throw std::runtime_error(fmt::format("the checkpoints in '{}' were removed while they were looked at", folder_));
   }
+  check_identity(state.values, identity, folder_);  // of an older one where the newest is damaged
   return state.step;
 }
 

@@ -35,11 +35,19 @@ std::string read_file(const fs::path& path) {
 
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with("."); }
 
-// Adds the files below `folder`, as paths below `root`.
+// Adds the files below `folder`, as paths below `root`. Links are followed, but for one to a folder that the link is
+// in.
 void list_files(const fs::path& root, const fs::path& folder, std::vector<std::string>& out) {
-  for (auto it = fs::recursive_directory_iterator(folder); it != fs::recursive_directory_iterator(); ++it) {
+  constexpr auto kFollow = fs::directory_options::follow_directory_symlink;
+  std::vector<fs::path> above = {fs::canonical(folder)};  // the folders that the iterator is in
+  for (auto it = fs::recursive_directory_iterator(folder, kFollow); it != fs::recursive_directory_iterator(); ++it) {
     if (is_hidden(it->path())) {
       it.disable_recursion_pending();
+    } else if (it->is_directory()) {
+      const fs::path real = fs::canonical(it->path());
+      above.resize(static_cast<std::size_t>(it.depth()) + 1);
+      if (std::ranges::count(above, real) > 0) it.disable_recursion_pending();
+      above.push_back(real);
     } else if (it->is_regular_file()) {
       out.push_back(it->path().lexically_relative(root).generic_string());
     }

@@ -4,12 +4,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
+#include <string>
 
 #include <fmt/format.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/optimizer.h>
 
 #include "tessera/dtensor/data/global_batches.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/examples/train/trainer.h"
 #include "tessera/examples/train/windows.h"
 #include "tessera/mesh/collectives/comm_counter.h"
@@ -24,26 +28,53 @@ tessera::DeviceMesh mesh_of(const Options& options, int64_t rank) {
                                    tessera::World::fake(rank, options.ranks()));
 }
 
-int64_t weights_on(int64_t rank, Options options, int64_t zero) {
+// Holds bytes of one rank.
+struct Bytes {
+  int64_t all = 0;      // of all parameters and buffers
+  int64_t trained = 0;  // of the parameters that have gradients: a tied head's own weight has none
+  int64_t outside = 0;  // of those that belong to no Linear
+};
+
+Bytes bytes_on(int64_t rank, Options options, int64_t zero) {
   options.zero = zero;
   Trainer trainer(options, mesh_of(options, rank));
-  return tessera::describe(trainer.module()).bytes_here();
+  torch::nn::Module& module = trainer.module();
+  std::set<std::string> of_linears;
+  for (const auto& each : module.named_modules()) {
+    if (each.value()->as<torch::nn::Linear>() == nullptr) continue;
+    of_linears.insert({each.key() + ".weight", each.key() + ".bias"});
+  }
+  Bytes bytes{.all = tessera::describe(module).bytes_here()};
+  for (const auto& each : module.named_parameters()) {
+    if (options.is_tied && each.key() == "head.weight") continue;  // tok.weight is in its place
+    const auto here = static_cast<int64_t>(tessera::to_local(each.value().detach()).nbytes());
+    bytes.trained += here;
+    if (!of_linears.contains(each.key())) bytes.outside += here;
+  }
+  return bytes;
+}
+
+// Returns the bytes of the gathered parameters that stages 1 and 2 keep beside the pieces. Linear layers that compute
+// in bfloat16 gather casts instead, which nothing keeps.
+int64_t gathered_bytes(const Bytes& whole, const Options& options) {
+  const bool is_kept = (options.zero == 1 || options.zero == 2) && options.dp > 1;
+  if (!is_kept) return 0;
+  return options.dtype == "bfloat16" ? whole.outside : whole.trained;
 }
 
 std::string bytes_table(const Options& options) {
   std::string text = "bytes per rank       parameters     gradients  AdamW's state           all\n";
   // All ranks of a large mesh are alike: the first has as much as any.
-  std::map<int64_t, int64_t> wholes;  // without ZeRO, by the coordinate along tp, which alone decides them
+  std::map<int64_t, Bytes> wholes;  // without ZeRO, by the coordinate along tp, which alone decides them
   for (int64_t rank = 0; rank < std::min<int64_t>(options.ranks(), 16); ++rank) {
     const auto [found, is_new] = wholes.try_emplace(rank % options.tp);
-    if (is_new) found->second = weights_on(rank, options, 0);
-    const int64_t whole = found->second, piece = options.zero == 0 ? whole : weights_on(rank, options, options.zero);
-    // In stages 1 and 2 the gathered parameters are kept beside the pieces.
-    const int64_t parameters = options.zero == 1 || options.zero == 2 ? piece + whole : piece;
+    if (is_new) found->second = bytes_on(rank, options, 0);
+    const Bytes whole = found->second, piece = options.zero == 0 ? whole : bytes_on(rank, options, options.zero);
+    const int64_t parameters = piece.all + gathered_bytes(whole, options);
     // Gradients of several micro-batches are added up whole.
-    const int64_t gradients = options.zero == 1 || options.accumulate > 1 ? whole : piece;
-    text += fmt::format("rank {:<14} {:>12}  {:>12}  {:>13}  {:>12}\n", rank, parameters, gradients, 2 * piece,
-                        parameters + gradients + 2 * piece);
+    const int64_t gradients = options.zero == 1 || options.accumulate > 1 ? whole.trained : piece.trained;
+    text += fmt::format("rank {:<14} {:>12}  {:>12}  {:>13}  {:>12}\n", rank, parameters, gradients, 2 * piece.trained,
+                        parameters + gradients + 2 * piece.trained);
   }
   if (options.ranks() > 16) text += fmt::format("and {} ranks more\n", options.ranks() - 16);
   return text;
@@ -56,6 +87,7 @@ std::string dry_run(Options options) {
   // GPU.
   options.dtype = compute_dtype(options);
   options.device = "cpu";
+  options.is_dry_run = true;  // no rank builds the whole model
   const tessera::DeviceMesh mesh = mesh_of(options, 0);
   Trainer trainer(options, mesh);
   const tessera::Description description = tessera::describe(trainer.module());

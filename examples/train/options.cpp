@@ -11,10 +11,10 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
+#include "tessera/examples/language_model/whole_number.h"
+
 namespace train {
 namespace {
-
-constexpr int64_t kMost = int64_t{1} << 40;
 
 std::string mesh_text(const Options& options) { return fmt::format("dp={},tp={}", options.dp, options.tp); }
 
@@ -47,8 +47,6 @@ std::string read_mesh(const std::string& text, Options& options) {
   return "";
 }
 
-CLI::Range at_least(int64_t least) { return {least, kMost}; }
-
 // `mesh` holds the text of --mesh.
 void add_job(CLI::App& app, Options& options, std::string& mesh) {
   app.add_option("--run", options.run,
@@ -64,16 +62,18 @@ void add_job(CLI::App& app, Options& options, std::string& mesh) {
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_flag("--zero{3}", options.zero,
                "Cut over dp too: 1: what AdamW holds, 2: gradients too, 3, also without a number: parameters too")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)  // as of all options; a flag's values would be added
       ->check(CLI::IsMember({"false", "0", "1", "2", "3"}));
   app.add_flag("--dry-run", options.is_dry_run, "Print bytes per rank and collectives per step, and train nothing")
       ->configurable(false);
 }
 
 void add_model(CLI::App& app, Options& options) {
-  app.add_option("--hidden", options.hidden, "Features of each token; a multiple of --heads")->check(at_least(1));
-  app.add_option("--layers", options.layers, "Blocks of attention and feed-forward")->check(at_least(1));
-  app.add_option("--heads", options.heads, "Heads of each attention")->check(at_least(1));
-  app.add_option("--sequence", options.sequence, "Bytes that the model sees at once")->check(at_least(2));
+  app.add_option("--hidden", options.hidden, "Features of each token; a multiple of --heads")
+      ->transform(whole_number(1));
+  app.add_option("--layers", options.layers, "Blocks of attention and feed-forward")->transform(whole_number(1));
+  app.add_option("--heads", options.heads, "Heads of each attention")->transform(whole_number(1));
+  app.add_option("--sequence", options.sequence, "Bytes that the model sees at once")->transform(whole_number(2));
   app.add_flag("--tied", options.is_tied, "The output multiplies by the embedding's weight");
   app.add_option("--dropout", options.dropout, "Probability of dropout")->check(CLI::Range(0.0, 0.99));
 }
@@ -83,34 +83,36 @@ void add_training(CLI::App& app, Options& options) {
                  "What layers compute in; parameters are float32, or float64. auto: bfloat16 on a GPU, and where the "
                  "CPU has it")
       ->check(CLI::IsMember({"auto", "float64", "float32", "bfloat16"}));
-  app.add_option("--steps", options.steps, "Steps of the whole run")->check(at_least(1));
+  app.add_option("--steps", options.steps, "Steps of the whole run")->transform(whole_number(1));
   app.add_option("--stop-at", options.stop_at, "Save and end after this step, as on SIGTERM; 0: at the last one")
-      ->check(at_least(0))
+      ->transform(whole_number(0))
       ->configurable(false);
-  app.add_option("--batch", options.batch, "Sequences of a step, on all ranks together")->check(at_least(1));
+  app.add_option("--batch", options.batch, "Sequences of a step, on all ranks together")->transform(whole_number(1));
   app.add_option("--accumulate", options.accumulate, "Micro-batches of a step, one after the other; divides --batch")
-      ->check(at_least(1));
+      ->transform(whole_number(1));
   app.add_flag("--activation-checkpoint", options.has_activation_checkpoints,
                "Keep each block's input alone, and compute the block again in backward");
   app.add_option("--learning-rate", options.learning_rate, "The highest, after the warm-up")
       ->check(CLI::Range(0.0, 10.0));
-  app.add_option("--warm-up", options.warm_up, "Steps in which the learning rate rises")->check(at_least(0));
+  app.add_option("--warm-up", options.warm_up, "Steps in which the learning rate rises")->transform(whole_number(0));
   app.add_option("--weight-decay", options.weight_decay, "Of AdamW, on matrices")->check(CLI::Range(0.0, 10.0));
   app.add_option("--clip", options.clip, "The largest norm of a step's gradients; 0: any")->check(CLI::Range(0.0, 1e9));
-  app.add_option("--seed", options.seed, "Of first values, dropout and the order of the samples")->check(at_least(0));
+  app.add_option("--seed", options.seed, "Of first values, dropout and the order of the samples")
+      ->transform(whole_number(0));
 }
 
 void add_outputs(CLI::App& app, Options& options) {
   app.add_option("--save-every", options.save_every, "Steps between checkpoints; 0: at the end alone")
-      ->check(at_least(0));
-  app.add_option("--keep", options.keep, "The number of checkpoints that stay, the newest; 0: all")->check(at_least(0));
+      ->transform(whole_number(0));
+  app.add_option("--keep", options.keep, "The number of checkpoints that stay, the newest; 0: all")
+      ->transform(whole_number(0));
   app.add_option("--validate-every", options.validate_every,
                  "Steps between evaluations on held-out text; 0: at the end alone")
-      ->check(at_least(0));
-  app.add_option("--log-every", options.log_every, "Steps between lines of metrics.jsonl")->check(at_least(1));
+      ->transform(whole_number(0));
+  app.add_option("--log-every", options.log_every, "Steps between lines of metrics.jsonl")->transform(whole_number(1));
   app.add_option("--check-steps", options.check_steps,
                  "Steps whose losses are compared with one process at the end; 0: no comparison")
-      ->check(at_least(0));
+      ->transform(whole_number(0));
   app.add_option("--progress", options.progress, "How progress is shown: auto, one line that changes, or plain lines")
       ->check(CLI::IsMember({"auto", "line", "plain"}))
       ->configurable(false);

@@ -180,8 +180,8 @@ void Run::start() {
             first_step_ = first_step_of(options_, checkpoints_);
             corpus_ = read_corpus(options_.data.empty() ? libtorch_headers()
                                                         : CorpusFolder{.path = options_.data, .parts = {}});
-            training_.emplace(corpus_.training, options_.sequence);
-            held_out_.emplace(corpus_.held_out, options_.sequence);
+            training_.emplace(std::move(corpus_.training), options_.sequence);
+            held_out_.emplace(std::move(corpus_.held_out), options_.sequence);
           },
           [&] { return fmt::format("{} {} {}", corpus_.hash, first_step_, compute_dtype(options_)); },
           "the ranks read different data or checkpoints, or compute in different dtypes; all of them need the same "
@@ -322,16 +322,21 @@ int Run::end() {
   }
   const double bits = held_out_bits(all_samples(*held_out_));
   const std::string written = trainer_->write("#include <", 300, 0.8, static_cast<uint64_t>(options_.seed));
+  std::string outcome;
+  // The comparison may take long, and is not needed by the report.
+  on_first("report", [&] {
+    metrics_->add({.step = options_.steps,
+                   .tokens = tokens(options_.steps),
+                   .loss = bits * std::numbers::ln2,
+                   .bits_per_byte = bits});
+    outcome = fmt::format("validation: {:.3f} bits per byte (order-2 bytes: {:.3f})", bits,
+                          Order2Model(training_->text()).bits_per_byte(held_out_->text()));
+    write_report(outcome, written);
+  });
   std::optional<Comparison> comparison;
   if (options_.check_steps > 0) comparison = compare_with_one_process(options_, *training_, mesh_);
   // No rank communicates from here on.
   if (!is_first_) return 0;
-  metrics_->add({.step = options_.steps,
-                 .tokens = tokens(options_.steps),
-                 .loss = bits * std::numbers::ln2,
-                 .bits_per_byte = bits});
-  std::string outcome = fmt::format("validation: {:.3f} bits per byte (order-2 bytes: {:.3f})", bits,
-                                    Order2Model(corpus_.training).bits_per_byte(corpus_.held_out));
   if (comparison) {
     outcome += fmt::format(
         "\nlosses of {} steps in float64 differ by {:.1e} from this program on one rank, with dropout, and by {:.1e} "

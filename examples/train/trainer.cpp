@@ -16,6 +16,7 @@
 #include <torch/torch.h>
 
 #include "tessera/dtensor/clip_grad_norm.h"
+#include "tessera/dtensor/deferred/sharded_init.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient_buckets.h"
 #include "tessera/dtensor/random.h"
@@ -173,9 +174,13 @@ Trainer::Trainer(const Options& options, std::optional<tessera::DeviceMesh> mesh
   parts_->mesh = std::move(mesh);
   parts_->device = parts_->mesh ? parts_->mesh->device() : c10::Device(options.device);
   torch::manual_seed(static_cast<uint64_t>(options.seed));
-  parts_->model = Transformer(model_options(options));
-  // The first values are drawn on the CPU: they are the same on every device.
-  parts_->model->to(parts_->device, compute_dtype(options) == "float64" ? at::kDouble : at::kFloat);
+  {
+    std::optional<tessera::ShardedInit> in_shards;
+    if (options.is_dry_run && parts_->mesh) in_shards.emplace(*parts_->mesh);
+    parts_->model = Transformer(model_options(options));
+    // The first values are drawn on the CPU: they are the same on every device.
+    parts_->model->to(parts_->device, compute_dtype(options) == "float64" ? at::kDouble : at::kFloat);
+  }
   if (parts_->mesh) {
     tessera::manual_seed(static_cast<uint64_t>(options.seed), parts_->mesh->world());
     tessera::ParallelizeOptions how;
@@ -256,8 +261,8 @@ double Trainer::bits_per_byte(const Windows& windows, const std::vector<int64_t>
     std::vector<int64_t> here = rows;
     const auto count = static_cast<int64_t>(rows.size());
     if (parts.mesh) {
-      const int64_t dp = parts.mesh->size("dp"), each = (count + dp - 1) / dp, at = parts.mesh->local_rank("dp");
-      here.assign(rows.begin() + std::min(count, at * each), rows.begin() + std::min(count, (at + 1) * each));
+      const tessera::Interval mine = tessera::rows_here(count, *parts.mesh, Parts::placements());
+      here.assign(rows.begin() + mine.begin, rows.begin() + mine.end);
     }
     const auto [ids, targets] = windows.batch(here, parts.device);
     at::Tensor sum = parts.loss(parts.whole_of(ids, count), parts.whole_of(targets, count), at::Reduction::Sum);

@@ -43,7 +43,8 @@ double learning_rate_of(const Options& options, int64_t step);
 // alone on options.device. All ranks of the mesh make the same calls.
 class Trainer {
  public:
-  // First values and dropout follow from options.seed. Throws as parallelize_module does.
+  // First values and dropout follow from options.seed; for a dry run the model is built in its shards, with other first
+  // values. Throws as parallelize_module does.
   Trainer(const Options& options, std::optional<tessera::DeviceMesh> mesh);
   ~Trainer();
   Trainer(const Trainer&) = delete;

@@ -45,7 +45,8 @@ TESSERA_RANKS_TEST_CASE("docs/serving.md: rank 0 takes requests of several shape
   while (true) {
     std::map<std::string, at::Tensor> request;
     if (requests.local_rank(0) == 0) mesh.world().guard("serve", [&] { request["x"] = next(); });
-    const at::Tensor x = tessera::broadcast_data({"x"}, request, at::kFloat, requests).at("x");
+    tessera::broadcast(torch::zeros({1}), requests, 0, 0);  // the other ranks wait here
+    const at::Tensor x = tessera::broadcast_data({"x"}, request, at::kFloat, mesh).at("x");
     if (x.numel() == 0) break;
     const at::Tensor y = tessera::full_tensor(tp(x));
     if (requests.local_rank(0) == 0) answer(y);

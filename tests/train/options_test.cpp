@@ -42,6 +42,11 @@ TEST_CASE("options: defaults, and a mesh in any order and with one dimension") {
   CHECK(parse({"--zero"}).options.zero == 3);
   CHECK(parse({"--zero", "--tied"}).options.zero == 3);
   CHECK(parse({"--zero=0"}).options.zero == 0);
+  CHECK(parse({"--zero=1", "--zero=2"}).options.zero == 2);
+  CHECK(parse({"--zero", "--zero=0"}).options.zero == 0);
+  CHECK(parse({"--zero", "--zero"}).options.zero == 3);
+  CHECK(parse({"--steps", "010"}).options.steps == 10);
+  CHECK(parse({"--warm-up", "00"}).options.warm_up == 0);
   const std::vector<const char*> stages = {"--zero=1", "--zero=2", "--zero=3"};
   for (std::size_t i = 0; i < stages.size(); ++i) {
     CHECK(parse({stages[i]}).options.zero == static_cast<int64_t>(i) + 1);
@@ -73,6 +78,7 @@ TEST_CASE("options: a wrong one is answered with the right ones") {
       {{"--accumulate", "3"}, {"--accumulate 3 does not divide --batch"}},
       {{"--dropout", "1.5"}, {"--dropout", "1.5", "0.99"}},
       {{"--steps", "0"}, {"--steps"}},
+      {{"--steps", ""}, {"--steps"}},
       {{"--steps", "many"}, {"--steps", "many"}},
       {{"--config", "/nowhere/x.ini"}, {"/nowhere/x.ini"}},
       {{"--clip", "nan"}, {"--clip", "is nan"}},
