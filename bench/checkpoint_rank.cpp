@@ -51,6 +51,7 @@ struct StateCase {
     std::istringstream in(text);
     if (!(in >> layout >> megabytes)) throw std::invalid_argument(fmt::format("\"{}\" is not LAYOUT MEGABYTES", text));
     const int64_t parameters = std::max<int64_t>(1, megabytes * 1'000'000 / (3 * kSide * kSide * 4));
+    at::manual_seed(1);  // replicas are alike
     for (int64_t i = 0; i < parameters; ++i) {
       const at::Tensor weight = model.register_parameter(fmt::format("weight{:03}", i), at::rand({kSide, kSide}));
       distribute_in_place(weight, mesh, {placement_of(layout, i)}, kNoSource);
