@@ -33,7 +33,7 @@ class GradientHook final : public FunctionPreHook {
  public:
   enum class Does {
     kTermsAlone,  // only pending reductions are carried out
-    kCutsAlone,   // all is done but that
+    kCutsAlone,   // only what is not pending is redistributed
     kAll,
     kAllOfLeaf,  // and the gradient, which autograd may keep as .grad, gets memory of its own
   };
@@ -62,6 +62,10 @@ class GradientHook final : public FunctionPreHook {
     if (uses_ == nullptr) uses_ = std::make_shared<int>(0);
     ++*uses_;
     return uses_;
+  }
+  // Makes the hook do `part` too.
+  void also(Does part) {
+    if (does_ != part && does_ != Does::kAllOfLeaf) does_ = Does::kAll;
   }
   // Updates the layout: the tensor was a plain parameter and has been distributed in place since.
   void follow(const SpecPtr& spec) {
@@ -203,7 +207,8 @@ std::shared_ptr<torch::autograd::Node> node_of(const at::Tensor& t) {
 void watch_written(const at::Tensor& t, const AutogradMeta& autograd) {
   torch::autograd::Node* const made = autograd.grad_fn_.get();
   if (made == nullptr || typeid(*made) != typeid(torch::autograd::CopySlices)) return;
-  if (find_hook(made->tensor_pre_hooks(), t.output_nr(), nullptr) != nullptr) return;
+  if (GradientHook* const there = find_hook(made->tensor_pre_hooks(), t.output_nr(), nullptr))
+    return there->also(GradientHook::Does::kCutsAlone);
   made->add_tensor_pre_hook(
       std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, std::string(), GradientHook::Does::kCutsAlone));
 }
@@ -241,7 +246,10 @@ at::Tensor whole_gradient(const at::Tensor& gradient, bool is_held) {
 std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t) {
   const auto& node = t.grad_fn();
   if (node == nullptr) return nullptr;
-  if (GradientHook* const there = find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr)) return there->use();
+  if (GradientHook* const there = find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr)) {
+    there->also(GradientHook::Does::kTermsAlone);
+    return there->use();
+  }
   auto hook =
       std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, std::string(), GradientHook::Does::kTermsAlone);
   std::shared_ptr<const int> uses = hook->use();

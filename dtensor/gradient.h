@@ -29,7 +29,8 @@ void watch_gradient(const at::Tensor& t);
 at::Tensor whole_gradient(const at::Tensor& gradient, bool is_held);
 
 // For a DTensor that an operator returned: adds a hook that reduces what is pending in its gradient, once autograd has
-// summed all uses, into the tensor's own layout; other mesh dimensions stay as they are. So an activation that several
+// summed all uses, into the tensor's own layout; other mesh dimensions stay as they are, unless a view of the
+// tensor was written. So an activation that several
 // contracts use needs only one reduction. Returns a shared counter of the contracts that use this tensor, one for each
 // call; nullptr for a tensor that no operator returned.
 std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t);

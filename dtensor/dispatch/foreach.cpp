@@ -2,6 +2,7 @@
 #include <array>
 #include <exception>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -52,6 +53,28 @@ bool one_number(const TensorArg& entry) { return !entry.tensor->defined() || ent
 // are replicated. Returns nullopt where shapes differ.
 using Moves = std::vector<std::optional<Placements>>;
 
+// Holds a tensor of a list that is to be moved.
+struct Moved {
+  std::size_t place;  // in its list
+  const TensorArg& entry;
+  const Placements& to;
+};
+
+// LibTorch goes through the lists in order, so that a tensor may be written at one place and read at a later one.
+// Throws where it would be read in another layout there: the copy for that would be made before the write.
+void check_order(const Call& call, const std::vector<List>& lists, const Moves& moves, const Moved& moved) {
+  if (call.writes(moved.entry)) return;
+  for (std::size_t j = 0; j < moved.place; ++j) {
+    const TensorArg& before = call.tensors[lists[0].begin + j];
+    const bool is_written = call.writes(before) && before.tensor->is_same(*moved.entry.tensor);
+    if (!is_written || moves[lists[0].begin + j] == moved.to) continue;
+    throw std::invalid_argument(fmt::format(
+        "{}: tensor {} of the written list, {}, is read again beside tensor {}, as {}; redistribute both to one layout "
+        "first",
+        call.traits.name, j, to_string(*moved.entry.spec), moved.place, to_string(moved.to)));
+  }
+}
+
 std::optional<Moves> moves_of(const Call& call, const std::vector<List>& lists) {
   if (!call.arg(lists[0].arg).isTensorList()) return std::nullopt;
   Moves out(call.tensors.size());
@@ -75,6 +98,7 @@ std::optional<Moves> moves_of(const Call& call, const std::vector<List>& lists) 
       Placements wanted =
           follows ? without_partial(first.spec->placements) : Placements(entry.spec->placements.size(), Replicate());
       if (wanted == entry.spec->placements) continue;
+      check_order(call, lists, out, {k, entry, wanted});
       out[list.begin + k] = std::move(wanted);
     }
   }

@@ -23,7 +23,7 @@ at::Tensor meta_of(const TensorArg& entry, bool row_major) {
 // Returns the call's arguments, with meta tensors of the global shapes in place of the tensors.
 torch::jit::Stack meta_stack(const Call& call) {
   torch::jit::Stack stack(call.args().begin(), call.args().end());
-  // LibTorch's composite kernel, which stands in for the meta kernel that there is not, views its input as row-major.
+  // LibTorch has no meta kernel for it, and the composite one that runs instead views its input as row-major.
   const bool row_major = call.traits.name == "aten::native_group_norm";
   std::size_t next = 0;
   for (std::size_t i = 0; i < stack.size(); ++i) {

@@ -114,7 +114,8 @@ bool is_gone(const std::string& path) {
   return !fs::exists(path, error) && !error;
 }
 
-// Says what is wrong with the files of a state. Of what ranks say, the largest counts.
+// Says what is wrong with the files of a state: kGone says that it is not there any more, or no longer the newest. Of
+// what ranks say, the largest counts.
 enum class Trouble : int64_t { kNone, kDamaged, kGone };
 
 // Holds how this rank looks for one state to load, and what it finds.
@@ -247,7 +248,7 @@ bool load_newest_training_state(TrainingState& state, const std::string& folder)
       if (load_found(state, look)) return true;
       break;
     } catch (const std::invalid_argument& error) {
-      look.note_if_gone();  // on a rank that could open it too, since others may have found another one
+      look.note_if_gone();  // Also where this rank could read it: it may have gone after that.
       if (look.trouble == Trouble::kNone && has_newer(folder, before, look.folder)) look.trouble = Trouble::kGone;
       const Trouble trouble = on_any_rank(look.trouble, state.mesh);
       if (trouble == Trouble::kNone || (trouble == Trouble::kGone && gone++ == kMostLooks)) throw;

@@ -125,10 +125,11 @@ void load_training_state(TrainingState& state, const std::string& step_folder);
 // step folders. Where a rank finds that the state is not whole (see newest_training_state) or that a file of it is
 // damaged, the newest one before it is loaded, and so on; for each, the mesh's first rank logs a warning with the
 // reason, and `state.step` says which one was loaded. If none is left, throws std::invalid_argument with the reason of
-// the newest: a run that has lost its states must not begin anew unnoticed. A job that saves meanwhile may remove the
-// state, once it has saved a newer one: where its folder has gone on any rank, all look for the newest again, 10 times
-// at most, and then throw std::invalid_argument. Each state that is passed over or gone takes, per mesh dimension, two
-// all-reduces of 40 bytes at most, one of the reason and one of 8 bytes more.
+// the newest: a run that has lost its states must not begin anew unnoticed. A job that saves meanwhile may save a newer
+// state between the looks of two ranks, or remove the state that they found: where the ranks could not load one, and a
+// rank sees either, all look for the newest again, 10 times at most, and then throw std::invalid_argument. Each state
+// that is passed over or looked for again takes, per mesh dimension, two all-reduces of 40 bytes at most, one of the
+// reason and one of 8 bytes more.
 bool load_newest_training_state(TrainingState& state, const std::string& folder);
 
 // Returns the step folder of the highest step in `folder` whose state is whole: state.json has its checksum, and every

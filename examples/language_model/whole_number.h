@@ -12,7 +12,8 @@ inline CLI::Validator whole_number(int64_t least = 0, int64_t most = int64_t{1} 
   const CLI::Range range(least, most);
   return CLI::Validator(
       [range](std::string& text) {
-        text.erase(0, std::min(text.find_first_not_of('0'), text.empty() ? 0 : text.size() - 1));
+        if (text.find_first_not_of("0123456789") == std::string::npos)
+          text.erase(0, std::min(text.find_first_not_of('0'), text.empty() ? 0 : text.size() - 1));
         return range(text);
       },
       range.get_description());

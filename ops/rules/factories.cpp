@@ -32,8 +32,8 @@ OpRule of_sizes(const OpCall& call) {
   return rule;
 }
 
-// Its values are undefined, and autograd copies a gradient of other strides into it: a result that is pending as the
-// input is takes the copy without communication.
+// The result's values are undefined, and autograd copies a gradient into it whose strides are not the parameter's. A
+// result that is pending as the input is takes that copy without communication.
 OpRule new_empty_strided(const OpCall& call) {
   OpRule rule = of_sizes(call);
   const TensorInfo& from = call.inputs.at(0);

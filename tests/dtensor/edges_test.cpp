@@ -124,8 +124,11 @@ TESSERA_RANKS_TEST_CASE("an image pooled or resized in channels-last can be view
   for (const Placement& placement : {R, S0, Shard(2)}) {
     CAPTURE(to_string(placement));
     const at::Tensor d = last(spread(x, line(), {placement}));
-    for (const Op op : kOps)
-      CHECK(close(full_tensor(op(d).permute({0, 2, 3, 1}).flatten(1)), op(last(x)).permute({0, 2, 3, 1}).flatten(1)));
+    for (const Op op : kOps) {
+      const at::Tensor got = op(d), want = op(last(x));
+      CHECK(got.strides() == want.strides());
+      CHECK(close(full_tensor(got.permute({0, 2, 3, 1}).flatten(1)), want.permute({0, 2, 3, 1}).flatten(1)));
+    }
   }
 }
 

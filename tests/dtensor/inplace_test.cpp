@@ -189,6 +189,11 @@ TESSERA_RANKS_TEST_CASE("a list operator writes a tensor twice that stands in th
     CHECK(close(full_tensor(a), want_a));
     CHECK(close(full_tensor(b), want_b));
   }
+  const at::Tensor rows = spread(sample({3, 4}), line(), {S0}), whole = spread(sample({3, 4}), line(), {R});
+  CHECK_THROWS_WITH_AS(at::_foreach_mul_({rows, whole}, {whole, rows}),
+                       doctest::Contains("is read again beside tensor 1, as [R]; redistribute both to one layout"),
+                       std::invalid_argument);
+  CHECK(close(full_tensor(rows), sample({3, 4})));
 }
 
 TESSERA_RANKS_TEST_CASE("a list operator that writes is seen by autograd and by copies of views", {1, 2}) {

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/linear.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/styles/parallelize.h"
@@ -71,6 +72,25 @@ TESSERA_RANKS_TEST_CASE("projections of one activation gather it once, and reduc
     check_gathers_once(sample({5, 6}), 0, bias, mesh);
     check_gathers_once(sample({1, 6}), 0, bias, mesh);
   }
+}
+
+TESSERA_RANKS_TEST_CASE("the gradient of an activation of which a view was written is reduced as a contract asks",
+                        {2, 3}) {
+  const DeviceMesh mesh = line();
+  const auto tp = cut(mesh, 1), one = std::make_shared<Projections>(true);
+  const at::Tensor whole = sample({2, 6, 6}), want_x = leaf(whole), x = leaf(spread(whole, mesh, {Shard(1)}));
+  const auto run = [](Projections& module, const at::Tensor& input) {
+    const at::Tensor h = input * 1;
+    h.select(0, 0).zero_();
+    h.isnan();  // an operator without a contract sees it first
+    return module.forward(h);
+  };
+  const Strict strict;
+  const at::Tensor want = run(*one, want_x), y = run(*tp, x);
+  const at::Tensor g = sample(want.sizes(), 6);
+  want.backward(g);
+  y.backward(spread(g, mesh, {Shard(2)}));
+  CHECK(close(full_tensor(x.grad()), want_x.grad()));
 }
 
 TESSERA_RANKS_TEST_CASE("an activation that was written between two projections is gathered again", {2, 3}) {
