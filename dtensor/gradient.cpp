@@ -64,7 +64,7 @@ class GradientHook final : public FunctionPreHook {
     return uses_;
   }
   // Makes the hook do `part` too.
-  void also(Does part) {
+  void add_part(Does part) {
     if (does_ != part && does_ != Does::kAllOfLeaf) does_ = Does::kAll;
   }
   // Updates the layout: the tensor was a plain parameter and has been distributed in place since.
@@ -208,7 +208,7 @@ void watch_written(const at::Tensor& t, const AutogradMeta& autograd) {
   torch::autograd::Node* const made = autograd.grad_fn_.get();
   if (made == nullptr || typeid(*made) != typeid(torch::autograd::CopySlices)) return;
   if (GradientHook* const there = find_hook(made->tensor_pre_hooks(), t.output_nr(), nullptr))
-    return there->also(GradientHook::Does::kCutsAlone);
+    return there->add_part(GradientHook::Does::kCutsAlone);
   made->add_tensor_pre_hook(
       std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, std::string(), GradientHook::Does::kCutsAlone));
 }
@@ -247,7 +247,7 @@ std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t) {
   const auto& node = t.grad_fn();
   if (node == nullptr) return nullptr;
   if (GradientHook* const there = find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr)) {
-    there->also(GradientHook::Does::kTermsAlone);
+    there->add_part(GradientHook::Does::kTermsAlone);
     return there->use();
   }
   auto hook =
