@@ -44,6 +44,14 @@ void check_parameters(const std::vector<BucketedParameter>& parameters) {
   }
 }
 
+std::vector<int64_t> indexes_of(const MeshDims& data_dims, const Mesh& mesh) {
+  try {
+    return mesh.normalize(data_dims);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(fmt::format("bucket_gradients: data_dims: {}", error.what()));
+  }
+}
+
 // Says whether the parameter may have a gradient, now or once it requires one.
 bool may_have_gradient(const at::Tensor& parameter) {
   if (parameter.requires_grad()) return true;
@@ -73,18 +81,6 @@ void detail::check_bucket_options(const GradientBucketOptions& options, int64_t 
   }
   if (!options.cost_model.links.empty()) check_cost_model(options.cost_model, mesh_ndim, who + ": gradient_buckets");
 }
-
-namespace {
-
-std::vector<int64_t> indexes_of(const MeshDims& data_dims, const Mesh& mesh) {
-  try {
-    return mesh.normalize(data_dims);
-  } catch (const std::invalid_argument& error) {
-    throw std::invalid_argument(fmt::format("bucket_gradients: data_dims: {}", error.what()));
-  }
-}
-
-}  // namespace
 
 void bucket_gradients(std::vector<BucketedParameter> parameters, const MeshDims& data_dims,
                       const GradientBucketOptions& options) {

@@ -145,8 +145,7 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
     if (!plan.options.main_grad.defined()) return;
     throw std::invalid_argument(
         "sharded_linear: a gradient of the gradient, or its forward-mode derivative, was asked for, but the weight's "
-        "gradient goes to main_grad, "
-        "outside of the graph; leave main_grad out");
+        "gradient goes to main_grad, outside of the graph; leave main_grad out");
   }
 
   static at::Tensor differentiable_weight_gradient(const at::Tensor& g, const at::Tensor& input, const Plan& plan) {

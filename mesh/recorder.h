@@ -134,8 +134,8 @@ class Recorder {
   };
   uint64_t begin(const Collective& collective);
   // Say that this rank begins to wait, of which the first time counts; that it goes on without the result, so that the
-  // next time counts; and that the record ends. A record that was overwritten or forgotten is left alone (unless
-  // a thread is held up in these calls while others go once around the ring), and so is sequence 0.
+  // next time counts; and that the record ends. A record that was overwritten or forgotten is left alone (unless a
+  // thread is held up in these calls while others go once around the ring), and so is sequence 0.
   void wait_begins(uint64_t sequence);
   void wait_pauses(uint64_t sequence);
   void end(uint64_t sequence);

@@ -360,7 +360,7 @@ detail::Calling detail::parallelize(const Subject& subject, const DeviceMesh& me
   }
   logger().debug("parallelize_module on {}:\n{}", mesh.to_string(), planned.layout->to_string());
   planned.layout->run(options.src_rank);
-  bucket_gradients(planned.layout->parameters_here(), MeshDims(planned.data_dims), options.gradient_buckets);
+  bucket_gradients(planned.layout->parameters_here(), planned.data_dims, options.gradient_buckets);
   // The loop runs backwards, so that a module with two names keeps its first.
   for (auto node = planned.tree.rbegin(); node != planned.tree.rend(); ++node) {
     auto* const hookable = dynamic_cast<Hookable*>(node->module);

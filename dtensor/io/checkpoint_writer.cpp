@@ -100,7 +100,7 @@ OthersNames names_of_others(const std::string& path) {
   return names;
 }
 
-// All parts stay open until they are published.
+// Throws where the process may not open that many files more: all parts stay open until they are published.
 void check_can_be_open(const std::string& path, std::size_t files) {
   rlimit limit{};
   std::error_code ignored;

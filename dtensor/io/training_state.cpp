@@ -248,7 +248,8 @@ bool load_newest_training_state(TrainingState& state, const std::string& folder)
       if (load_found(state, look)) return true;
       break;
     } catch (const std::invalid_argument& error) {
-      look.note_if_gone();  // Also where this rank could read it: it may have gone after that.
+      // The state may have gone after this rank has read it.
+      look.note_if_gone();
       if (look.trouble == Trouble::kNone && has_newer(folder, before, look.folder)) look.trouble = Trouble::kGone;
       const Trouble trouble = on_any_rank(look.trouble, state.mesh);
       if (trouble == Trouble::kNone || (trouble == Trouble::kGone && gone++ == kMostLooks)) throw;

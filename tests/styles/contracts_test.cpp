@@ -1,5 +1,6 @@
 // Checks values and collectives of each style on real ranks, with local outputs and without: PyTorch's cases 34 to 36.
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,6 +88,21 @@ struct PartsOfSequence : ParallelStyle {
   Placement layout;
 };
 
+// Runs `forward`, whose result is plain and cut as `c` says, and the backward of its product with `weights`. Compares
+// the result with `want`, and the collectives of both with those of `c`.
+void run_both_ways(const Case& c, const DeviceMesh& mesh, const std::function<at::Tensor()>& forward,
+                   const at::Tensor& want, const at::Tensor& weights) {
+  CommCounter counter(mesh);
+  const Strict strict;
+  const at::Tensor got = forward();
+  CHECK(counts(counter) == unless_alone(c.forward));
+  REQUIRE_FALSE(is_dtensor(got));
+  CHECK(difference(got, placed(want, c.output)) <= kExact);
+  counter.reset();
+  (got * placed(weights, c.output)).sum().backward();
+  CHECK(counts(counter) == unless_alone(c.backward));
+}
+
 // Runs one Linear under `c`, where y is plain and each rank has its piece of it, as of x: see cut_input. The product
 // tells the size of the features, so pieces of them are plain though uneven.
 void run_linear(const Case& c, const at::Tensor& x, bool bias) {
@@ -107,15 +123,8 @@ void run_linear(const Case& c, const at::Tensor& x, bool bias) {
   const at::Tensor weights = numbers(want.sizes().vec(), 5);
   (want * weights).sum().backward();
 
-  CommCounter counter(mesh);
-  const Strict strict;
-  const at::Tensor got = module->forward(got_x);
-  CHECK(counts(counter) == unless_alone(c.forward));
-  REQUIRE_FALSE(is_dtensor(got));
-  CHECK(difference(got, placed(want, c.output)) <= kExact);
-  counter.reset();
-  (got * placed(weights, c.output)).sum().backward();
-  CHECK(counts(counter) == unless_alone(c.backward));
+  run_both_ways(
+      c, mesh, [&] { return module->forward(got_x); }, want, weights);
   CHECK(difference(got_x.grad(), as_input(want_x.grad(), got_x, c.input)) <= kExact);
   if (bias) check_parameters(*module, *reference, /*gradients=*/true, kExact);
 }
@@ -123,7 +132,7 @@ void run_linear(const Case& c, const at::Tensor& x, bool bias) {
 }  // namespace
 
 TESSERA_RANKS_TEST_CASE("Linear with plain tensors in and out: values, gradients and collectives", {1, 2, 3, 4}) {
-  // Of 5 rows or features the last of four ranks has none.
+  // The last of four ranks has none of 5 rows or features.
   const std::vector<std::vector<int64_t>> shapes = {{8, 16}, {4, 3, 16}, {7, 5}, {5, 2, 7}};
   const std::vector<Case> cases = {
       {"34: colwise", ColwiseParallel({.use_local_output = true}), Replicate(), Shard(-1), "-", "all_reduce 1"},
@@ -273,15 +282,8 @@ TESSERA_RANKS_TEST_CASE("35: Embedding by rows and by columns: values, gradients
       const at::Tensor want = reference->forward(ids), weights = numbers(want.sizes().vec(), 5);
       (want * weights).sum().backward();
       parallelize_module(module, mesh, c.style);
-      CommCounter counter(mesh);
-      const Strict strict;
-      const at::Tensor got = module->forward(ids);
-      CHECK(counts(counter) == unless_alone(c.forward));
-      REQUIRE_FALSE(is_dtensor(got));
-      CHECK(difference(got, placed(want, c.output)) <= kExact);
-      counter.reset();
-      (got * placed(weights, c.output)).sum().backward();
-      CHECK(counts(counter) == unless_alone(c.backward));
+      run_both_ways(
+          c, mesh, [&] { return module->forward(ids); }, want, weights);
       check_parameters(*module, *reference, /*gradients=*/true, kExact);
     }
   }
