@@ -52,23 +52,33 @@ at::Tensor wrap_local(const at::Tensor& piece, const SpecPtr& spec) {
   return out;
 }
 
+// Returns d value / d piece where it is one number: 1 where no reduction is pending.
+std::optional<double> slope_of(const Spec& spec) {
+  double out = 1;
+  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+    if (!spec.placements[i].is_partial()) continue;
+    const auto slope = spec.placements[i].reduction().slope(spec.mesh.size(static_cast<int64_t>(i)));
+    if (!slope) return std::nullopt;
+    out *= *slope;
+  }
+  return out;
+}
+
 // Computes d value / d piece for a piece of a pending reduction, and multiplies the gradient by it.
 class PieceDerivative {
  public:
-  PieceDerivative(const Spec& spec, const at::Tensor& piece) : spec_(spec), mesh_(spec.mesh), piece_(piece) {
+  PieceDerivative(const Spec& spec, const at::Tensor& piece)
+      : spec_(spec), mesh_(spec.mesh), piece_(piece), slope_(slope_of(spec)) {
     for (std::size_t i = 0; i < spec.placements.size(); ++i) {
       if (!spec.placements[i].is_partial()) continue;
       reduction_ = spec.placements[i].reduction_ptr();
-      const std::optional<double> slope = reduction_->slope(mesh_.size(static_cast<int64_t>(i)));
-      linear_ &= slope.has_value();
-      slope_ *= slope.value_or(1);
       mesh_dims_.push_back(static_cast<int64_t>(i));
     }
   }
 
   // Relies on this: all pending reductions of a tensor are of one kind, or all have a slope.
   at::Tensor times(const at::Tensor& gradient) const {
-    if (linear_) return slope_ == 1 ? gradient : gradient.mul(slope_);
+    if (slope_) return *slope_ == 1 ? gradient : gradient.mul(*slope_);
     // The derivative's own graph would take the result of all_reduce for a constant.
     if (c10::GradMode::is_enabled()) {
       throw std::runtime_error(fmt::format(
@@ -78,11 +88,6 @@ class PieceDerivative {
           to_string(spec_.placements)));
     }
     return gradient.mul(derivative());
-  }
-
-  static bool needs_piece(const Spec& spec) {
-    return std::ranges::any_of(spec.placements,
-                               [](const Placement& p) { return p.is_partial() && !p.reduction().slope(1); });
   }
 
  private:
@@ -104,8 +109,7 @@ class PieceDerivative {
   const at::Tensor piece_;
   ReductionPtr reduction_;
   std::vector<int64_t> mesh_dims_;
-  bool linear_ = true;
-  double slope_ = 1;
+  const std::optional<double> slope_;
 };
 
 // Returns the piece with the elements outside the mask set to the reduction's neutral element.
@@ -124,12 +128,13 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     detail::saved<SpecPtr>(ctx, "spec") = spec;
     detail::saved<Wanted>(ctx, "grad") = wanted;
     ctx->set_materialize_grads(false);  // no zeros for a DTensor that took no part in the loss
-    const bool saves = PieceDerivative::needs_piece(*spec) || mask.defined();
+    const bool needs_piece = !slope_of(*spec);
+    const bool saves = needs_piece || mask.defined();
     ctx->saved_data["saves"] = saves;
     // Outside the mesh the tensor may have any sizes, and there is nothing of it in the DTensor.
     if (!spec->mesh.is_member()) detail::saved<std::vector<int64_t>>(ctx, "sizes") = local.sizes().vec();
     // A node that has saved nothing may run again.
-    if (saves) ctx->save_for_backward({PieceDerivative::needs_piece(*spec) ? local : at::Tensor(), mask});
+    if (saves) ctx->save_for_backward({needs_piece ? local : at::Tensor(), mask});
     return wrap_local(masked_piece(local, mask, *spec), spec);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
@@ -173,19 +178,21 @@ at::Tensor alias_of_piece(const at::Tensor& dtensor) {
 }
 
 struct ToLocal : torch::autograd::Function<ToLocal> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const Placements& grad) {
+  using Wanted = std::optional<Placements>;
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const Wanted& wanted) {
     if (dtensor.requires_grad()) {
       detail::saved<SpecPtr>(ctx, "spec") = detail::meta(dtensor).spec;
-      detail::saved<Placements>(ctx, "grad") = grad;
+      detail::saved<Wanted>(ctx, "grad") = wanted;
       ctx->set_materialize_grads(false);  // no zeros for a piece that took no part in the loss
     }
     return alias_of_piece(dtensor);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-    const at::Tensor& piece = grads[0];
     const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
-    const Placements& layout = detail::saved<Placements>(ctx, "grad");
+    const Wanted& wanted = detail::saved<Wanted>(ctx, "grad");
+    const at::Tensor piece = wanted ? grads[0] : of_value(grads[0], spec);
+    const Placements layout = wanted.value_or(without_partial(spec.placements));
     const bool is_alone = !c10::GradMode::is_enabled() && !detail::has_tangent(piece);
     if (is_alone && spec.mesh.is_member() && !is_dtensor(piece) && piece.is_contiguous()) {
       const SpecPtr whole = intern_spec(spec.mesh, layout, spec.sizes, piece.scalar_type());
@@ -193,6 +200,15 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
       if (piece.sizes() == at::IntArrayRef(whole->local_sizes)) return {detail::wrap(piece, whole), at::Tensor()};
     }
     return {from_local(piece, spec.mesh, layout, {.shape = spec.sizes}), at::Tensor()};
+  }
+  // Returns the value's gradient, of which the piece's is the product with d value / d piece.
+  static at::Tensor of_value(const at::Tensor& of_piece, const Spec& spec) {
+    const std::optional<double> slope = slope_of(spec);
+    if (slope) return *slope == 1 ? of_piece : of_piece.div(*slope);
+    throw std::runtime_error(fmt::format(
+        "to_local: the gradient of a piece of {} does not give the gradient of the value; redistribute it to a layout "
+        "without that pending reduction before to_local, or give grad_placements, the layout of the value's gradient",
+        to_string(spec)));
   }
 };
 
@@ -276,7 +292,7 @@ at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& 
     const at::NoGradGuard no_grad;
     return alias_of_piece(dtensor);
   }
-  return ToLocal::apply(dtensor, gradient ? *gradient : without_partial(spec.placements));
+  return ToLocal::apply(dtensor, gradient);
 }
 
 }  // namespace tessera

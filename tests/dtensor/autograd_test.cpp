@@ -277,6 +277,31 @@ TESSERA_RANKS_TEST_CASE("from_local and to_local return and take gradients in th
   CHECK(counter.total() == 0);
 }
 
+TESSERA_RANKS_TEST_CASE("a piece of a pending reduction that comes back has the value's gradient", {1, 2, 3, 4}) {
+  const auto out_and_back = [](const at::Tensor& x) {
+    return from_local(to_local(x), mesh_of(x), placements_of(x), {.shape = x.sizes().vec()});
+  };
+  for (const DeviceMesh& mesh : meshes()) {
+    const auto ndim = static_cast<std::size_t>(mesh.ndim());
+    Placements mixed(ndim, P);
+    mixed[0] = Partial(ReduceOp::kAvg);
+    for (const Placements& placements : {Placements(ndim, P), Placements(ndim, Partial(ReduceOp::kAvg)), mixed}) {
+      CAPTURE(to_string(placements));
+      const at::Tensor x = leaf(sample({5, 3}), mesh, placements);
+      const at::Tensor weight = spread(sample({5, 3}, 1), mesh, Placements(ndim, R));
+      (out_and_back(x) * weight).sum().backward();
+      CHECK(close(full_tensor(x.grad()), sample({5, 3}, 1)));
+    }
+    // The derivative with respect to a piece of a maximum does not tell the value's.
+    const Placements most(ndim, Partial(ReduceOp::kMax));
+    const at::Tensor x = leaf(sample({5, 3}), mesh, most);
+    CHECK_THROWS_WITH_AS(to_local(x).sum().backward(), doctest::Contains("does not give the gradient of the value"),
+                         std::runtime_error);
+    to_local(x, Placements(ndim, R)).sum().backward();
+    CHECK(close(full_tensor(x.grad()), at::ones({5, 3}, on(at::kDouble))));
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("a leaf's gradient is a DTensor of its layout, whatever the leaf and the root are", {2, 3}) {
   const DeviceMesh mesh = line();
   for (const Placement& placement : {R, S0, P}) {
