@@ -253,7 +253,7 @@ class Decider {
         decision_.outputs.push_back(nullptr);
         continue;
       }
-      const std::vector<int64_t> strides = meta_results_ ? (*meta_results_)[k].strides : strides_of(outputs[k].sizes);
+      const std::vector<int64_t> strides = strides_of(k, outputs[k]);
       if (meta_results_ && (*meta_results_)[k].offset != 0) {
         decision_.offsets.resize(outputs.size());
         decision_.offsets[k] = (*meta_results_)[k].offset;
@@ -261,7 +261,7 @@ class Decider {
       decision_.outputs.push_back(
           intern_spec(first_spec_.mesh, choice.outputs[k], outputs[k].sizes, strides, outputs[k].dtype));
     }
-    decision_.make_dense = !meta_results_;
+    decision_.make_dense = !meta_results_ || order_ != rules::ResultOrder::kAsMeta;
     if (!choice.kernel.empty()) {
       const LocalKernelEntry entry = find_local_kernel(choice.kernel);
       decision_.kernel = entry.kernel;
@@ -293,10 +293,35 @@ class Decider {
     decision_.communicates |= decision_.halos->exchange.communicates();
   }
 
-  // Returns the strides of a result of `sizes` if LibTorch does not tell them: the memory order of the first tensor of
-  // that shape that is not expanded, else row-major, as the results of some operators always are.
-  std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes) const {
-    if (rules::gives_row_major(call_.traits.name)) return contiguous_strides(sizes);
+  // Returns the strides of the result `k`.
+  std::vector<int64_t> strides_of(std::size_t k, const TensorInfo& result) const {
+    const bool on_cpu = first_spec_.mesh.device().is_cpu();
+    switch (order_) {
+      case rules::ResultOrder::kRowMajor: return contiguous_strides(result.sizes);
+      case rules::ResultOrder::kImage: return image_strides(result.sizes);
+      case rules::ResultOrder::kConvolution:
+        if (on_cpu && result.sizes.size() == 5 && result.dtype == at::kDouble) return contiguous_strides(result.sizes);
+        return image_strides(result.sizes);
+      case rules::ResultOrder::kAsMeta: break;
+    }
+    return meta_results_ ? (*meta_results_)[k].strides : strides_as_input(result.sizes);
+  }
+
+  // Returns channels-last strides where a tensor of as many dimensions has them, else row-major ones.
+  std::vector<int64_t> image_strides(const std::vector<int64_t>& sizes) const {
+    for (const TensorArg& entry : call_.tensors) {
+      if (!entry.tensor->defined() || entry.tensor->sizes().size() != sizes.size()) continue;
+      switch (entry.tensor->suggest_memory_format()) {
+        case at::MemoryFormat::ChannelsLast: return c10::get_channels_last_strides_2d(sizes);
+        case at::MemoryFormat::ChannelsLast3d: return c10::get_channels_last_strides_3d(sizes);
+        default: break;
+      }
+    }
+    return contiguous_strides(sizes);
+  }
+
+  // Returns the memory order of the first tensor of that shape that is not expanded, else row-major strides.
+  std::vector<int64_t> strides_as_input(const std::vector<int64_t>& sizes) const {
     for (const TensorArg& entry : call_.tensors) {
       if (!entry.tensor->defined() || entry.tensor->sizes() != at::IntArrayRef(sizes)) continue;
       std::vector<int64_t> strides = strides_like(sizes, *entry.tensor);
@@ -397,8 +422,10 @@ class Decider {
   bool kernel_communicates_ = false;                     // every rank runs it, also for an empty piece
   bool counts_as_ruled_ = true;                          // the rule fits these arguments, or nothing is redistributed
   std::optional<std::vector<MetaResult>> meta_results_;  // the results on the meta device; see run_on_meta
-  std::vector<std::size_t> rule_inputs_;                 // for each input of the rule, its index in call_.tensors
-  std::vector<std::size_t> out_tensors_;                 // out= tensors, as indexes in call_.tensors
+  // The order in memory of the results.
+  rules::ResultOrder order_ = rules::result_order(call_.traits.name, first_spec_.mesh.device().is_cpu());
+  std::vector<std::size_t> rule_inputs_;  // for each input of the rule, its index in call_.tensors
+  std::vector<std::size_t> out_tensors_;  // out= tensors, as indexes in call_.tensors
 };
 
 }  // namespace

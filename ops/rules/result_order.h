@@ -1,11 +1,19 @@
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 namespace tessera::rules {
 
-// Says whether LibTorch gives the results of an operator (of any overload) in row-major order whatever the order of its
-// inputs is. Lists those alone that have no meta kernel, which would tell the strides.
-bool gives_row_major(std::string_view name);
+// Is the order of dimensions in memory in which LibTorch gives the results of an operator.
+enum class ResultOrder : uint8_t {
+  kAsMeta,       // as its meta kernel says, or where it has none, that of the first input of the result's sizes
+  kRowMajor,     // row-major
+  kImage,        // channels-last where an input of as many dimensions is, else row-major
+  kConvolution,  // the same, but row-major for five dimensions of float64 on the CPU
+};
+
+// Returns the order for an operator (of any overload), on the CPU or on a GPU.
+ResultOrder result_order(std::string_view name, bool on_cpu);
 
 }  // namespace tessera::rules

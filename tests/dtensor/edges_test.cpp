@@ -107,7 +107,7 @@ TESSERA_RANKS_TEST_CASE("a mask that does not fit is refused, and the job goes o
           "the mask is of Long, the query of Double; give a mask of bool, of float or of");
 }
 
-TESSERA_RANKS_TEST_CASE("an image pooled or resized in channels-last can be viewed by its strides", {1, 2, 3}) {
+TESSERA_RANKS_TEST_CASE("an image in channels-last stays so, and can be viewed by its strides", {1, 2, 3}) {
   const auto last = [](const at::Tensor& t) { return t.contiguous(at::MemoryFormat::ChannelsLast); };
   const at::Tensor x = sample({4, 3, 8, 6});
   using Op = at::Tensor (*)(const at::Tensor&);
@@ -115,6 +115,14 @@ TESSERA_RANKS_TEST_CASE("an image pooled or resized in channels-last can be view
                          [](const at::Tensor& t) { return at::avg_pool2d(t, 2); },
                          [](const at::Tensor& t) { return at::group_norm(t, 3); },
                          [](const at::Tensor& t) { return at::roll(t, 1, 2); },
+                         [](const at::Tensor& t) {
+                           const at::Tensor weight = sample({5, 3, 3, 3});
+                           return at::conv2d(t, is_dtensor(t) ? spread(weight, mesh_of(t), {R}) : weight);
+                         },
+                         [](const at::Tensor& t) {
+                           return at::reflection_pad2d(t, {1, 2, 0, 1});
+                         },
+                         [](const at::Tensor& t) { return at::pixel_unshuffle(t, 2); },
                          [](const at::Tensor& t) {
                            return std::get<0>(at::adaptive_max_pool2d(t, {4, 3}));
                          },
@@ -135,9 +143,17 @@ TESSERA_RANKS_TEST_CASE("an image pooled or resized in channels-last can be view
 TESSERA_RANKS_TEST_CASE("results that LibTorch gives in row-major order can be viewed by it", {1, 2, 3}) {
   const at::Tensor x = sample({4, 5, 6}).transpose(0, 2);
   using Op = at::Tensor (*)(const at::Tensor&);
-  constexpr Op kOps[] = {[](const at::Tensor& t) { return at::layer_norm(t, {4}); },
-                         [](const at::Tensor& t) { return at::logcumsumexp(t, 1); },
-                         [](const at::Tensor& t) { return std::get<0>(at::cummax(t, 1)); }};
+  constexpr Op kOps[] = {
+      [](const at::Tensor& t) { return at::layer_norm(t, {4}); },
+      [](const at::Tensor& t) { return at::logcumsumexp(t, 1); },
+      [](const at::Tensor& t) { return std::get<0>(at::cummax(t, 1)); },
+      [](const at::Tensor& t) { return at::roll(t, 1, 2); },
+      // As many ids as the table has rows: the result has the table's sizes.
+      [](const at::Tensor& t) {
+        const at::Tensor table = t.flatten(0, 1), ids = at::arange(30, on(at::kLong)).flip(0);
+        const at::Tensor turned = table.t().contiguous().t();
+        return at::embedding(turned, is_dtensor(t) ? spread(ids, mesh_of(t), {R}) : ids).unflatten(0, {6, 5});
+      }};
   for (const Placement& placement : {R, Shard(2), Shard(1)}) {  // the last two are S(0) and S(1) of x
     CAPTURE(to_string(placement));
     const at::Tensor d = spread(sample({4, 5, 6}), line(), {placement}).transpose(0, 2);
