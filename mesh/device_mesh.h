@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
 #include <map>
@@ -81,6 +82,9 @@ class DeviceMesh {
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](const std::vector<std::string>& names) const;
   DeviceMesh operator[](std::initializer_list<std::string> names) const;  // mesh[{"tp", "dp"}]
+  // Two pairs of braces would make one string of two pointers. It is a template, so that {} is a list of names.
+  template <typename = void>
+  DeviceMesh operator[](std::initializer_list<std::initializer_list<const char*>> names) const = delete;
 
   // These do what Mesh::flatten and Mesh::unflatten do. Mesh dimensions that do not change keep their group options. A
   // flattened one keeps its parts' options where all of them are equal, else it has the world's. The parts of a split
@@ -103,6 +107,10 @@ class DeviceMesh {
   // The overloads of names are templates, so that {} and {0} are numbers.
   template <typename = void>
   DeviceMesh merged(std::initializer_list<std::string> names) const {  // mesh.merged({"dp", "tp"})
+    return merged(mesh().normalize(MeshDims(names)));
+  }
+  template <std::same_as<std::vector<std::string>> Names>
+  DeviceMesh merged(const Names& names) const {
     return merged(mesh().normalize(MeshDims(names)));
   }
   template <typename = void>

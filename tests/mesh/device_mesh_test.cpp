@@ -22,7 +22,8 @@ template <class M>
 constexpr bool takes_double_braces = requires(const M& mesh) {
   mesh.flatten({{"dp", "tp"}});
 }
-|| requires(const M& mesh) { mesh.merged({{"dp", "tp"}}); };
+|| requires(const M& mesh) { mesh.merged({{"dp", "tp"}}); }
+|| requires(const M& mesh) { mesh[{{"dp", "tp"}}]; };
 
 }  // namespace
 
@@ -54,6 +55,7 @@ TEST_CASE("merged mesh dimensions go through this rank, and are kept") {
   const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, World::fake(5, 8));
   static_assert(!takes_double_braces<DeviceMesh>);  // it would be one string of two pointers
   const DeviceMesh merged = mesh.merged({1, 2});
+  CHECK(mesh.merged(std::vector<std::string>{"dp", "tp"}) == merged);
   CHECK(merged.mesh() == Mesh({4}, {"dp+tp"}, {4, 5, 6, 7}));
   CHECK(merged.coordinate() == Ints{1});
   CHECK(merged.mesh_dim_name(0) == "dp+tp");

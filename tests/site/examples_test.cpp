@@ -26,6 +26,7 @@
 #include "tessera/dtensor/loss_scaler.h"
 #include "tessera/dtensor/measured_costs.h"
 #include "tessera/inspect/visualize.h"
+#include "tessera/layers/activation_checkpoint.h"
 #include "tessera/layers/pairwise.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
@@ -77,6 +78,16 @@ struct MyModelImpl : torch::nn::Module {
   torch::nn::Linear up{nullptr};
 };
 TORCH_MODULE(MyModel);
+
+struct VaeImpl : torch::nn::Module {
+  VaeImpl() { encoder = register_module("encoder", torch::nn::Linear(4, 2)); }
+  at::Tensor forward(const at::Tensor& x) { return encoder(x); }
+  at::Tensor encode(const at::Tensor& x) { return torch::tanh(encoder(x)); }
+  at::Tensor loss(const at::Tensor& x, double weight) { return encode(x).square().sum() * weight; }
+
+  torch::nn::Linear encoder{nullptr};
+};
+TORCH_MODULE(Vae);
 
 // Gives every parameter the same values on every rank.
 void fill(torch::nn::Module& module) {
@@ -160,6 +171,35 @@ TEST_CASE("examples: a module is called as before") {
     // clang-format on
     CHECK(torch::allclose(full_tensor(tp(ids, mask)), want));
     CHECK_FALSE(model->is_training());
+  });
+}
+
+TEST_CASE("examples: other functions of a module are called") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    Vae vae;
+    fill(*vae);
+    const at::Tensor images = torch::ones({3, 4});
+    const at::Tensor want = vae->encode(images), want_loss = vae->loss(images, 0.5);
+    auto tp = parallelize_module(vae, mesh, {{"encoder", ColwiseParallel()}});
+    const at::Tensor code = tp.call(&VaeImpl::encode, images);
+    const at::Tensor loss = tp.call([](VaeImpl& vae, const at::Tensor& x) { return vae.loss(x, 0.5); }, images);
+    CHECK(torch::allclose(full_tensor(code), want));
+    CHECK(torch::allclose(full_tensor(loss), want_loss));
+  });
+}
+
+TEST_CASE("examples: an activation is computed again in backward") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    Mlp block;
+    fill(*block);
+    at::Tensor x = torch::ones({2, 16});
+    const at::Tensor want = block->forward(x);
+    parallelize_module(block, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+    x = distribute_tensor(x, mesh, {Replicate()});
+    x = checkpoint([&](const at::Tensor& h) { return block->forward(h); }, x);
+    CHECK(torch::allclose(full_tensor(x), want, 1e-5, 1e-6));
+    x.sum().backward();
+    CHECK(block->up->weight.grad().defined());
   });
 }
 

@@ -2,9 +2,12 @@
 // a mesh lacks ranks.
 
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -190,6 +193,30 @@ TESSERA_RANKS_TEST_CASE("training state: where a state goes while a rank reads i
     return 0;
   };
   if (is_last()) reads.emplace("step_00000002/state.json", as_a_saver_does);
+  CHECK(logged([&] { CHECK(load_newest_training_state(state, folder.path())); }).empty());
+  CHECK(state.step == 3);
+  CHECK(module.value() == 3);
+}
+
+TESSERA_RANKS_TEST_CASE("training state: where a newer one comes between the looks of two ranks, all load it", {3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 0);
+  save_steps(module, folder.path(), 3);
+  folder.wait();
+  const std::string newest = folder / "step_00000003";
+  if (world()->rank() == 0) std::filesystem::rename(newest, folder / "not yet");
+  folder.wait();
+  TrainingState state = module.state(0);
+  std::optional<FailingReads> reads;
+  bool saved = false;
+  const auto as_a_saver_does = [&] {
+    if (!std::exchange(saved, true)) std::filesystem::rename(folder / "not yet", newest);
+    return 0;
+  };
+  // The last rank finds step 2, and the others look when step 3 is there.
+  if (is_last()) reads.emplace("step_00000002/state.json", as_a_saver_does);
+  while (!is_last() && !std::filesystem::exists(newest)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   CHECK(logged([&] { CHECK(load_newest_training_state(state, folder.path())); }).empty());
   CHECK(state.step == 3);
   CHECK(module.value() == 3);
