@@ -221,17 +221,21 @@ class Search {
     return bytes_of(inputs_[j]) / static_cast<double>(parts_elsewhere(placements, mesh_shape_, mesh_dim));
   }
 
-  // A partition of a fixed size must cut the whole tensor dimension, or what it cuts now.
+  // A partition of a fixed size must cut the whole tensor dimension, alone or together with the mesh dimensions before
+  // that have it and are too few for its parts; or it must cut what it cuts now.
   bool cuts_what_it_fits(const Strategy& strategy, std::size_t mesh_dim) const {
     for (std::size_t j = 0; j < inputs_.size(); ++j) {
       const Placement& p = strategy.inputs[j];
-      if (!inputs_[j].defined || !p.is_shard() || !p.partition().size()) continue;
+      if (!inputs_[j].defined || !p.is_shard() || !p.partition().size() || mesh_shape_[mesh_dim] == 1) continue;
       const Placements& chosen = choice_.inputs[j];
-      const bool as_now = current_[j][mesh_dim] == p && std::equal(chosen.begin(), chosen.end(), current_[j].begin());
-      for (std::size_t i = 0; i < chosen.size() && !as_now; ++i) {
-        const Placement& before = chosen[i];
-        if (mesh_shape_[i] > 1 && before.is_shard(p.tensor_dim()) && !(before == p)) return false;
+      if (current_[j][mesh_dim] == p && std::equal(chosen.begin(), chosen.end(), current_[j].begin())) continue;
+      int64_t parts = 1;
+      for (std::size_t i = 0; i < chosen.size(); ++i) {
+        if (mesh_shape_[i] == 1 || !chosen[i].is_shard(p.tensor_dim())) continue;
+        if (!(chosen[i] == p)) return false;
+        parts *= mesh_shape_[i];
       }
+      if (parts > 1 && parts >= p.partition().parts().value_or(1)) return false;
     }
     return true;
   }

@@ -140,6 +140,35 @@ TESSERA_RANKS_TEST_CASE("an image in channels-last stays so, and can be viewed b
   }
 }
 
+TESSERA_RANKS_TEST_CASE("operands of which different mesh dimensions cut the same dimension by sizes", {4}) {
+  const DeviceMesh mesh = mesh_over({2, 2});
+  const Placement sizes = RaggedShard(0, {1, 3});
+  using Op = at::Tensor (*)(const at::Tensor&, const at::Tensor&);
+  constexpr Op kOps[] = {
+      [](const at::Tensor& x, const at::Tensor& y) { return x + y; },
+      [](const at::Tensor& x, const at::Tensor& y) { return at::lerp(x, y, y); },
+      [](const at::Tensor& x, const at::Tensor& y) { return at::mm(x.t(), y); },
+      [](const at::Tensor& x, const at::Tensor& y) {
+        return at::cat({x, y}, 1);
+      },
+      [](const at::Tensor& x, const at::Tensor& y) { return at::where(x > 0, x, y); },
+      [](const at::Tensor& x, const at::Tensor& y) { return x.sum(1) * y.sum(1); },
+      [](const at::Tensor& x, const at::Tensor& y) { return at::bmm(x.unsqueeze(1), y.unsqueeze(2)); }};
+  const auto run = [](Op op, const at::Tensor& x, const at::Tensor& y) {
+    const at::Tensor out = op(x, y);
+    out.square().sum().backward();
+    return out.detach();
+  };
+  for (const Op op : kOps) {
+    const at::Tensor a = leaf(sample({4, 3})), b = leaf(sample({4, 3}, 1));
+    const at::Tensor x = leaf(sample({4, 3}), mesh, {sizes, R}), y = leaf(sample({4, 3}, 1), mesh, {R, sizes});
+    const at::Tensor want = run(op, a, b);
+    CHECK(close(full_tensor(run(op, x, y)), want));
+    CHECK(close(full_tensor(x.grad()), a.grad()));
+    CHECK(close(full_tensor(y.grad()), b.grad()));
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("results that LibTorch gives in row-major order can be viewed by it", {1, 2, 3}) {
   const at::Tensor x = sample({4, 5, 6}).transpose(0, 2);
   using Op = at::Tensor (*)(const at::Tensor&);
