@@ -68,12 +68,12 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
 
 // Returns this rank's piece, which shares storage with `dtensor`, or an empty tensor outside the mesh. Does not
 // communicate.
-// Differentiable: with `grad_placements` the piece's gradient is taken for a piece of the value's gradient, laid out so.
-// Without, it is the derivative with respect to the piece, as in from_local: laid out as the placements with Partial as
-// Replicate, and divided by d value / d piece, which is 1 for a sum and 1 / ranks for an average. Where that is not one
-// number, as for P(max), P(min), P(product) and a norm, backward throws std::runtime_error. Throws
-// std::invalid_argument, alike on every rank, unless every rank has as much of a gradient in the layout of
-// `grad_placements` as of the tensor.
+// Differentiable. With `grad_placements`, the piece's gradient is this rank's piece of the value's gradient in that
+// layout. Without them, it is the derivative with respect to the piece, as in from_local: the value's gradient is laid
+// out as the placements with Partial as Replicate, and is the piece's gradient divided by d value / d piece, which is 1
+// for a sum and 1 / ranks for an average. Where d value / d piece is not one number, as for P(max), P(min), P(product)
+// and a norm, backward throws std::runtime_error. Throws std::invalid_argument, alike on every rank, unless every rank
+// has as much of a gradient in the layout of `grad_placements` as of the tensor.
 // A write to the piece in place writes `dtensor`: where autograd has saved `dtensor`, backward throws after it, as
 // LibTorch's does (not for data(), nor for a parameter after Module::to or clone). A view that needed communication is
 // a copy: a write to the viewed tensor's piece, or to the copy's own, counts as one to both, and reading the copy after
