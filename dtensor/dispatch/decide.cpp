@@ -298,18 +298,24 @@ class Decider {
     const bool on_cpu = first_spec_.mesh.device().is_cpu();
     switch (order_) {
       case rules::ResultOrder::kRowMajor: return contiguous_strides(result.sizes);
-      case rules::ResultOrder::kImage: return image_strides(result.sizes);
+      case rules::ResultOrder::kImage: return image_strides(result.sizes, first_image() + 1);
       case rules::ResultOrder::kConvolution:
         if (on_cpu && result.sizes.size() == 5 && result.dtype == at::kDouble) return contiguous_strides(result.sizes);
-        return image_strides(result.sizes);
+        return image_strides(result.sizes, call_.tensors.size());
       case rules::ResultOrder::kAsMeta: break;
     }
     return meta_results_ ? (*meta_results_)[k].strides : strides_as_input(result.sizes);
   }
 
-  // Returns channels-last strides where a tensor of as many dimensions has them, else row-major ones.
-  std::vector<int64_t> image_strides(const std::vector<int64_t>& sizes) const {
-    for (const TensorArg& entry : call_.tensors) {
+  // Returns the index of the first tensor that counts: the arguments of a backward operator begin with the gradient of
+  // the result, which does not.
+  std::size_t first_image() const { return call_.traits.name.ends_with("_backward") ? 1 : 0; }
+
+  // Returns channels-last strides where one of the tensors from first_image() to `end` has as many dimensions and is
+  // channels-last, else row-major ones.
+  std::vector<int64_t> image_strides(const std::vector<int64_t>& sizes, std::size_t end) const {
+    for (std::size_t i = first_image(); i < std::min(end, call_.tensors.size()); ++i) {
+      const TensorArg& entry = call_.tensors[i];
       if (!entry.tensor->defined() || entry.tensor->sizes().size() != sizes.size()) continue;
       switch (entry.tensor->suggest_memory_format()) {
         case at::MemoryFormat::ChannelsLast: return c10::get_channels_last_strides_2d(sizes);

@@ -9,8 +9,8 @@ namespace tessera::rules {
 enum class ResultOrder : uint8_t {
   kAsMeta,       // as its meta kernel says, or where it has none, that of the first input of the result's sizes
   kRowMajor,     // row-major
-  kImage,        // channels-last where an input of as many dimensions is, else row-major
-  kConvolution,  // the same, but row-major for five dimensions of float64 on the CPU
+  kImage,        // channels-last where the first input is (in backward operators the second), else row-major
+  kConvolution,  // channels-last where an input is, else row-major, as five dimensions of float64 are on the CPU
 };
 
 // Returns the order for an operator (of any overload), on the CPU or on a GPU.

@@ -22,15 +22,23 @@ namespace tessera::testing {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-using Reorder = at::Tensor (*)(const at::Tensor&);
+// Returns an argument, whose place among the arguments is given, in another order.
+using Reorder = at::Tensor (*)(const at::Tensor&, std::size_t place);
 
 at::Tensor swapped(const at::Tensor& t, int64_t a, int64_t b) { return t.transpose(a, b).contiguous().transpose(a, b); }
 
-constexpr std::array<Reorder, 5> kReorders = {
-    [](const at::Tensor& t) { return t; }, [](const at::Tensor& t) { return t.dim() > 1 ? swapped(t, 0, -1) : t; },
-    [](const at::Tensor& t) { return t.dim() > 2 ? swapped(t, 0, 1) : t; },
-    [](const at::Tensor& t) { return t.dim() == 4 ? t.contiguous(at::MemoryFormat::ChannelsLast) : t; },
-    [](const at::Tensor& t) { return t.dim() == 5 ? t.contiguous(at::MemoryFormat::ChannelsLast3d) : t; }};
+at::Tensor channels_last(const at::Tensor& t) {
+  if (t.dim() == 4) return t.contiguous(at::MemoryFormat::ChannelsLast);
+  return t.dim() == 5 ? t.contiguous(at::MemoryFormat::ChannelsLast3d) : t;
+}
+
+constexpr std::array<Reorder, 6> kReorders = {
+    [](const at::Tensor& t, std::size_t) { return t; },
+    [](const at::Tensor& t, std::size_t) { return t.dim() > 1 ? swapped(t, 0, -1) : t; },
+    [](const at::Tensor& t, std::size_t) { return t.dim() > 2 ? swapped(t, 0, 1) : t; },
+    [](const at::Tensor& t, std::size_t) { return channels_last(t); },
+    [](const at::Tensor& t, std::size_t place) { return place == 0 ? channels_last(t) : t; },
+    [](const at::Tensor& t, std::size_t place) { return place == 1 ? channels_last(t) : t; }};
 
 // Lists operators whose results lie otherwise.
 const std::set<std::string>& exceptions() {
@@ -98,8 +106,9 @@ std::optional<Results> results_of(const Sample& sample, const DeviceMesh& mesh) 
 
 // Returns which result lies otherwise; "" if none does.
 std::string problem(Sample sample, Reorder reorder, const DeviceMesh& mesh, int64_t& compared) {
-  for (auto& value : sample.args) {
-    detail::replace_tensors(value, [&](const at::Tensor& t, std::size_t) { return t.defined() ? reorder(t) : t; });
+  for (std::size_t i = 0; i < sample.args.size(); ++i) {
+    detail::replace_tensors(sample.args[i],
+                            [&](const at::Tensor& t, std::size_t) { return t.defined() ? reorder(t, i) : t; });
   }
   const std::optional<Results> results = results_of(sample, mesh);
   if (!results) return {};
