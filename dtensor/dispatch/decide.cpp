@@ -7,8 +7,8 @@
 #include "tessera/dtensor/dispatch/decision.h"
 #include "tessera/dtensor/dispatch/meta_run.h"
 #include "tessera/dtensor/dispatch/refused_calls.h"
+#include "tessera/dtensor/dispatch/result_strides.h"
 #include "tessera/dtensor/redistribute/route.h"
-#include "tessera/ops/rules/result_order.h"
 #include "tessera/placement/plan.h"
 
 namespace tessera::dispatch {
@@ -253,7 +253,8 @@ class Decider {
         decision_.outputs.push_back(nullptr);
         continue;
       }
-      const std::vector<int64_t> strides = strides_of(k, outputs[k]);
+      const std::vector<int64_t>* const told = meta_results_ ? &(*meta_results_)[k].strides : nullptr;
+      const std::vector<int64_t> strides = result_strides(call_, order_, on_cpu(), outputs[k], told);
       if (meta_results_ && (*meta_results_)[k].offset != 0) {
         decision_.offsets.resize(outputs.size());
         decision_.offsets[k] = (*meta_results_)[k].offset;
@@ -274,6 +275,8 @@ class Decider {
     if (rule.halos) plan_halos(*rule.halos);
   }
 
+  bool on_cpu() const { return first_spec_.mesh.device().is_cpu(); }
+
   // Prepares the halo exchange if a dimension along which windows lie is sharded.
   void plan_halos(const rules::Halos& halos) {
     const auto input = [&](std::size_t j) -> const SpecPtr& { return decision_.inputs[rule_inputs_[j]]; };
@@ -291,49 +294,6 @@ class Decider {
     decision_.halos =
         std::make_shared<const Decision::Halos>(Decision::Halos{std::move(tensors), {halos, fetched, computed}});
     decision_.communicates |= decision_.halos->exchange.communicates();
-  }
-
-  // Returns the strides of the result `k`.
-  std::vector<int64_t> strides_of(std::size_t k, const TensorInfo& result) const {
-    const bool on_cpu = first_spec_.mesh.device().is_cpu();
-    switch (order_) {
-      case rules::ResultOrder::kRowMajor: return contiguous_strides(result.sizes);
-      case rules::ResultOrder::kImage: return image_strides(result.sizes, first_image() + 1);
-      case rules::ResultOrder::kConvolution:
-        if (on_cpu && result.sizes.size() == 5 && result.dtype == at::kDouble) return contiguous_strides(result.sizes);
-        return image_strides(result.sizes, call_.tensors.size());
-      case rules::ResultOrder::kAsMeta: break;
-    }
-    return meta_results_ ? (*meta_results_)[k].strides : strides_as_input(result.sizes);
-  }
-
-  // Returns the index of the first tensor that counts: the arguments of a backward operator begin with the gradient of
-  // the result, which does not.
-  std::size_t first_image() const { return call_.traits.name.ends_with("_backward") ? 1 : 0; }
-
-  // Returns channels-last strides where one of the tensors from first_image() to `end` has as many dimensions and is
-  // channels-last, else row-major ones.
-  std::vector<int64_t> image_strides(const std::vector<int64_t>& sizes, std::size_t end) const {
-    for (std::size_t i = first_image(); i < std::min(end, call_.tensors.size()); ++i) {
-      const TensorArg& entry = call_.tensors[i];
-      if (!entry.tensor->defined() || entry.tensor->sizes().size() != sizes.size()) continue;
-      switch (entry.tensor->suggest_memory_format()) {
-        case at::MemoryFormat::ChannelsLast: return c10::get_channels_last_strides_2d(sizes);
-        case at::MemoryFormat::ChannelsLast3d: return c10::get_channels_last_strides_3d(sizes);
-        default: break;
-      }
-    }
-    return contiguous_strides(sizes);
-  }
-
-  // Returns the memory order of the first tensor of that shape that is not expanded, else row-major strides.
-  std::vector<int64_t> strides_as_input(const std::vector<int64_t>& sizes) const {
-    for (const TensorArg& entry : call_.tensors) {
-      if (!entry.tensor->defined() || entry.tensor->sizes() != at::IntArrayRef(sizes)) continue;
-      std::vector<int64_t> strides = strides_like(sizes, *entry.tensor);
-      if (std::find(strides.begin(), strides.end(), 0) == strides.end()) return strides;
-    }
-    return contiguous_strides(sizes);
   }
 
   void localize(const OpRule& rule) {
@@ -428,8 +388,7 @@ class Decider {
   bool kernel_communicates_ = false;                     // every rank runs it, also for an empty piece
   bool counts_as_ruled_ = true;                          // the rule fits these arguments, or nothing is redistributed
   std::optional<std::vector<MetaResult>> meta_results_;  // the results on the meta device; see run_on_meta
-  // The order in memory of the results.
-  rules::ResultOrder order_ = rules::result_order(call_.traits.name, first_spec_.mesh.device().is_cpu());
+  const rules::ResultOrder order_ = rules::result_order(call_.traits.name, on_cpu());
   std::vector<std::size_t> rule_inputs_;  // for each input of the rule, its index in call_.tensors
   std::vector<std::size_t> out_tensors_;  // out= tensors, as indexes in call_.tensors
 };
