@@ -49,7 +49,7 @@ Sizes result_strides(const Call& call, rules::ResultOrder order, bool on_cpu, co
     case rules::ResultOrder::kRowMajor: return contiguous_strides(sizes);
     case rules::ResultOrder::kImage: return image_strides(call, sizes, first_image(call) + 1);
     case rules::ResultOrder::kConvolution:
-      if (on_cpu && sizes.size() == 5 && result.dtype == at::kDouble) return contiguous_strides(sizes);
+      if (result.dtype == at::kDouble && (!on_cpu || sizes.size() == 5)) return contiguous_strides(sizes);
       return image_strides(call, sizes, call.tensors.size());
     case rules::ResultOrder::kAsMeta: break;
   }

@@ -10,7 +10,7 @@ enum class ResultOrder : uint8_t {
   kAsMeta,       // as its meta kernel says, or where it has none, that of the first input of the result's sizes
   kRowMajor,     // row-major
   kImage,        // channels-last where the first input is (in backward operators the second), else row-major
-  kConvolution,  // channels-last where an input is, else row-major, as five dimensions of float64 are on the CPU
+  kConvolution,  // channels-last where an input is, else row-major, as float64 is on a GPU, and in five dimensions
 };
 
 // Returns the order for an operator (of any overload), on the CPU or on a GPU.
