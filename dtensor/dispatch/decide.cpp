@@ -254,7 +254,7 @@ class Decider {
         continue;
       }
       const std::vector<int64_t>* const told = meta_results_ ? &(*meta_results_)[k].strides : nullptr;
-      const std::vector<int64_t> strides = result_strides(call_, order_, on_cpu(), outputs[k], told);
+      const std::vector<int64_t> strides = result_strides(call_, order_, outputs[k], told);
       if (meta_results_ && (*meta_results_)[k].offset != 0) {
         decision_.offsets.resize(outputs.size());
         decision_.offsets[k] = (*meta_results_)[k].offset;
@@ -274,8 +274,6 @@ class Decider {
     localize(rule);
     if (rule.halos) plan_halos(*rule.halos);
   }
-
-  bool on_cpu() const { return first_spec_.mesh.device().is_cpu(); }
 
   // Prepares the halo exchange if a dimension along which windows lie is sharded.
   void plan_halos(const rules::Halos& halos) {
@@ -388,7 +386,7 @@ class Decider {
   bool kernel_communicates_ = false;                     // every rank runs it, also for an empty piece
   bool counts_as_ruled_ = true;                          // the rule fits these arguments, or nothing is redistributed
   std::optional<std::vector<MetaResult>> meta_results_;  // the results on the meta device; see run_on_meta
-  const rules::ResultOrder order_ = rules::result_order(call_.traits.name, on_cpu());
+  const rules::ResultOrder order_ = rules::result_order(call_.traits.name, first_spec_.mesh.device().is_cpu());
   std::vector<std::size_t> rule_inputs_;  // for each input of the rule, its index in call_.tensors
   std::vector<std::size_t> out_tensors_;  // out= tensors, as indexes in call_.tensors
 };

@@ -42,9 +42,9 @@ Sizes strides_as_input(const Call& call, const Sizes& sizes) {
 
 }  // namespace
 
-Sizes result_strides(const Call& call, rules::ResultOrder order, bool on_cpu, const rules::TensorInfo& result,
-                     const Sizes* told) {
+Sizes result_strides(const Call& call, rules::ResultOrder order, const rules::TensorInfo& result, const Sizes* told) {
   const Sizes& sizes = result.sizes;
+  const bool on_cpu = call.first_spec->mesh.device().is_cpu();
   switch (order) {
     case rules::ResultOrder::kRowMajor: return contiguous_strides(sizes);
     case rules::ResultOrder::kImage: return image_strides(call, sizes, first_image(call) + 1);

@@ -6,21 +6,16 @@
 namespace tessera::rules {
 namespace {
 
-constexpr std::array<std::string_view, 39> kRowMajor = {"aten::_adaptive_avg_pool3d_backward",
+constexpr std::array<std::string_view, 33> kRowMajor = {"aten::_adaptive_avg_pool3d_backward",
                                                         "aten::_cdist_backward",
-                                                        "aten::_dirichlet_grad",
                                                         "aten::_fft_c2c",
                                                         "aten::_fft_r2c",
                                                         "aten::_logcumsumexp",
-                                                        "aten::_masked_softmax_backward",
                                                         "aten::_safe_softmax",
                                                         "aten::_scaled_mm",
-                                                        "aten::_segment_reduce_backward",
-                                                        "aten::_standard_gamma",
                                                         "aten::_standard_gamma_grad",
                                                         "aten::_weight_norm_interface",
                                                         "aten::addbmm",
-                                                        "aten::binomial",
                                                         "aten::bucketize",
                                                         "aten::cummax",
                                                         "aten::cummin",
@@ -41,15 +36,13 @@ constexpr std::array<std::string_view, 39> kRowMajor = {"aten::_adaptive_avg_poo
                                                         "aten::native_layer_norm",
                                                         "aten::native_layer_norm_backward",
                                                         "aten::nll_loss2d_forward",
-                                                        "aten::poisson",
                                                         "aten::searchsorted",
                                                         "aten::smooth_l1_loss_backward",
                                                         "aten::take"};
-constexpr std::array<std::string_view, 24> kImage = {"aten::_adaptive_avg_pool2d",
+constexpr std::array<std::string_view, 23> kImage = {"aten::_adaptive_avg_pool2d",
                                                      "aten::_adaptive_avg_pool2d_backward",
                                                      "aten::_batch_norm_impl_index",
                                                      "aten::_native_batch_norm_legit",
-                                                     "aten::_native_batch_norm_legit_functional",
                                                      "aten::_native_batch_norm_legit_no_training",
                                                      "aten::batch_norm_backward",
                                                      "aten::channel_shuffle",
@@ -69,9 +62,8 @@ constexpr std::array<std::string_view, 24> kImage = {"aten::_adaptive_avg_pool2d
                                                      "aten::replication_pad2d_backward",
                                                      "aten::replication_pad3d",
                                                      "aten::replication_pad3d_backward"};
-constexpr std::array<std::string_view, 6> kConvolution = {
-    "aten::_convolution", "aten::_convolution_double_backward", "aten::_slow_conv2d_backward",
-    "aten::convolution",  "aten::convolution_backward",         "aten::slow_conv_transpose2d"};
+constexpr std::array<std::string_view, 3> kConvolution = {"aten::_convolution", "aten::convolution",
+                                                          "aten::convolution_backward"};
 // A GPU's kernels give row-major results.
 constexpr std::array<std::string_view, 2> kImageOnCpu = {"aten::native_group_norm", "aten::roll"};
 

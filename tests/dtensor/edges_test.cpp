@@ -177,7 +177,7 @@ TESSERA_RANKS_TEST_CASE("results that LibTorch gives in row-major order can be v
       [](const at::Tensor& t) { return at::logcumsumexp(t, 1); },
       [](const at::Tensor& t) { return std::get<0>(at::cummax(t, 1)); },
       [](const at::Tensor& t) { return at::roll(t, 1, 2); },
-      // As many ids as the table has rows: the result has the table's sizes.
+      // There is one id for each row of the table, so that the result has the table's sizes.
       [](const at::Tensor& t) {
         const at::Tensor table = t.flatten(0, 1), ids = at::arange(30, on(at::kLong)).flip(0);
         const at::Tensor turned = table.t().contiguous().t();

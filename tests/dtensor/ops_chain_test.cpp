@@ -1,11 +1,10 @@
 // Tests seeded random chains of operators, which reach combinations of layouts that nobody would write down.
 
-#include <random>
-
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
 #include "tessera/tests/dtensor/op_check.h"
+#include "tessera/tests/dtensor/random.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -13,10 +12,6 @@ using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-using Random = std::mt19937;
-
-int64_t pick(Random& random, int64_t below) { return static_cast<int64_t>(random() % static_cast<unsigned>(below)); }
 
 // Returns a random shape of `numel` elements, with some dimensions of size 1.
 std::vector<int64_t> shape_of(Random& random, int64_t numel) {

@@ -52,7 +52,7 @@ const std::set<std::string>& exceptions() {
       // LibTorch's order depends on the kernel that it picks.
       "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
       "aten::scaled_dot_product_attention",
-      // One overload gives row-major results, of which the others are not.
+      // The results of one overload are row-major, and those of the others are not.
       "aten::_foreach_pow",
       // It is composed of other operators.
       "aten::one_hot"};

@@ -21,9 +21,6 @@ constexpr std::array<const char*, 4> kKinds = {"MLP", "gated MLP", "attention", 
 
 }  // namespace
 
-int64_t pick(Random& random, int64_t below) { return static_cast<int64_t>(random() % static_cast<unsigned>(below)); }
-bool chance(Random& random, int64_t of) { return pick(random, of) == 0; }
-
 ModelShape random_shape(Random& random) {
   ModelShape out;
   out.length = 3 + pick(random, 4);

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -11,14 +10,10 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
+#include "tessera/tests/dtensor/random.h"
+
 // Makes language models of random parts, as users write them for one process.
 namespace tessera::testing {
-
-using Random = std::mt19937;
-
-// Return a number from 0 to below - 1, and true once in `of` times. They are the same on every rank and platform.
-int64_t pick(Random& random, int64_t below);
-bool chance(Random& random, int64_t of);
 
 struct PartShape {
   enum class Kind : uint8_t { kMlp, kGated, kAttention, kLinear };
