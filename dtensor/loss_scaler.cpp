@@ -11,6 +11,7 @@
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -42,13 +43,21 @@ void check_dtypes(const std::vector<at::Tensor>& parameters) {
   }
 }
 
+// Returns the tensors as real numbers in the same memory: the operator that scales back has no kernel for complex ones.
+std::vector<at::Tensor> as_real(std::vector<at::Tensor> tensors) {
+  for (at::Tensor& t : tensors) {
+    if (t.is_complex()) t = at::view_as_real(t.is_conj() ? t.conj() : t);
+  }
+  return tensors;
+}
+
 // Scales the pieces in place. Returns 1 on the first device if one of them has a number that is not finite, else 0.
 at::Tensor scale_back(const std::vector<detail::LocalGradient>& gradients, double scale, c10::Device device) {
   at::Tensor found = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device));
   for (const std::vector<at::Tensor>& group : detail::alike(gradients)) {
     const auto one = at::TensorOptions().dtype(at::kFloat).device(group.front().device());
     at::Tensor here = at::zeros({1}, one);
-    at::_amp_foreach_non_finite_check_and_unscale_(group, here, at::full({1}, 1 / scale, one));
+    at::_amp_foreach_non_finite_check_and_unscale_(as_real(group), here, at::full({1}, 1 / scale, one));
     found = at::maximum(found, here.to(device));
   }
   return found;

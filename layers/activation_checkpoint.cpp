@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include <ATen/Context.h>
@@ -191,7 +192,17 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     }
     if (roots.empty()) return;
     detail::NestedBackward part_of_this_pass;
-    torch::autograd::backward(roots, root_grads);
+    try {
+      torch::autograd::backward(roots, root_grads);
+    } catch (const std::exception& error) {
+      if (std::string_view(error.what()).find("backward through the graph a second time") == std::string_view::npos)
+        throw;
+      throw std::runtime_error(fmt::format(
+          "checkpoint: the function captures a tensor that other operators have computed, such as an encoder's output, "
+          "and backward has freed their graph before; pass the tensor to checkpoint as an input, so that its gradients "
+          "are added up first. Only tensors without a graph, such as parameters, may be captured. LibTorch says: {}",
+          error.what()));
+    }
     part_of_this_pass.finish();
   }
 };

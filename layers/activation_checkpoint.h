@@ -31,15 +31,18 @@ struct CheckpointOptions {
 // from which `function` drew numbers for DTensors. Afterwards, and when it throws, the state is again what backward
 // found. Autocast and ImplicitReplication are as they were in forward, too. Default generators and streams belong to
 // the process: ranks that are threads of one process share them, so their `function` must not draw random numbers for
-// plain tensors. Gradients of tensors that `function` captures, such as parameters, are added to their .grad. Capture a
-// parameter rather than pass it: the gradient of one that is passed is reduced at once, by a collective of its own on
-// every rank, and again in its bucket.
+// plain tensors.
+//
+// Gradients of leaves that `function` captures, such as parameters, are added to their .grad. Capture a parameter
+// rather than pass it: the gradient of one that is passed is reduced at once, by a collective of its own on every rank,
+// and again in its bucket. Pass what other operators have computed, such as an encoder's output, rather than capture
+// it: backward runs through its graph within each checkpoint that has captured it, and can do so only once.
 //
 // Collectives: those of `function`, again in backward, and the all_gather above.
 // Throws std::invalid_argument, on every rank, on an input that cannot be distributed. Backward throws
 // std::runtime_error when it was asked for gradients of chosen tensors (torch::autograd::grad, or backward with
-// inputs), since it would add to .grad of others; with create_graph; and when it runs a second time, as for any graph
-// that was freed.
+// inputs), since it would add to .grad of others; with create_graph; when it runs a second time, as for any graph that
+// was freed; and for the second use of a captured tensor that has a graph.
 // Source: Chen et al., Training Deep Nets with Sublinear Memory Cost (2016).
 using CheckpointFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 std::vector<at::Tensor> checkpoint(const CheckpointFunction& function, const std::vector<at::Tensor>& inputs,

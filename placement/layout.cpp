@@ -135,6 +135,23 @@ bool is_layout(const Placements& placements, const Mesh& mesh, std::span<const i
   return true;
 }
 
+Placements fitted_around(int64_t mesh_dim, Placements placements, const Mesh& mesh, std::span<const int64_t> shape) {
+  const Placement kept = placements.at(static_cast<std::size_t>(mesh_dim));
+  const auto replace_others = [&](auto&& replaced, auto&& by) {
+    for (std::size_t i = 0; i < placements.size(); ++i) {
+      Placement& p = placements[i];
+      if (static_cast<int64_t>(i) != mesh_dim && p.is_shard() && replaced(p)) p = by(p);
+    }
+  };
+  if (is_layout(placements, mesh, shape)) return placements;
+  replace_others([](const Placement& p) { return p.partition().parts() || p.partition().size(); },
+                 [](const Placement& p) { return Shard(p.tensor_dim()).ordered(p.order()); });
+  if (is_layout(placements, mesh, shape)) return placements;
+  replace_others([&](const Placement& p) { return kept.is_shard(p.tensor_dim()); },
+                 [](const Placement&) { return Replicate(); });
+  return placements;
+}
+
 bool every_cut(int64_t size, std::span<const Cut> cuts,
                c10::function_ref<bool(const Partition&, int64_t size, int64_t parts)> fits) {
   const auto asks = [](const Cut& cut) { return !cut.partition->exact() || cut.partition->size(); };

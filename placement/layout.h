@@ -59,4 +59,11 @@ void check_layout(const Placements& placements, const Mesh& mesh, std::span<cons
 // Returns whether check_layout would accept them.
 bool is_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape);
 
+// Returns normalized `placements` with those cuts replaced that cannot be made beside placements[mesh_dim], which
+// stays: a cut into a fixed number of parts or elements becomes a Shard of the same tensor dimension. If that does not
+// suffice, the other mesh dimensions no longer cut the tensor dimension of placements[mesh_dim].
+//   [RS(0,2,0,1,0), R] of shape [3] on {2, 2}, mesh_dim 1          -> [S(0), R]
+//   [S(0), RS(0,5,0)]  of shape [5] on {2, 2}, mesh_dim 1          -> [R, RS(0,5,0)]
+Placements fitted_around(int64_t mesh_dim, Placements placements, const Mesh& mesh, std::span<const int64_t> shape);
+
 }  // namespace tessera

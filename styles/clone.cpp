@@ -13,10 +13,11 @@ namespace tessera {
 namespace {
 
 // Gives `from` the contract of the parameter that is about to become a tensor like it, so that the parameter keeps it.
+// Another parameter keeps its own.
 void keep_contract(const at::Tensor& parameter, const at::Tensor& from) {
   const detail::Meta& own = detail::meta(parameter);
   detail::Meta& other = detail::meta(from);
-  if (own.contract == nullptr || other.contract != nullptr) return;
+  if (own.contract == nullptr || (other.contract != nullptr && !other.contract->derived)) return;
   const bool alike = other.spec->mesh == own.spec->mesh && other.spec->placements == own.spec->placements &&
                      other.spec->sizes == own.spec->sizes;
   if (!alike) {

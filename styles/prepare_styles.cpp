@@ -9,6 +9,7 @@
 
 #include "tessera/dtensor/core/contract.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/placement/layout.h"
 
 namespace tessera {
 namespace {
@@ -75,7 +76,10 @@ void lay_out(std::vector<at::Tensor>& tensors, const Layouts& from, const Layout
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!from[i] || !tensors[i].defined()) continue;
     const at::Tensor t = as_dtensor(tensors[i], *from[i], site, i);
-    const at::Tensor moved = redistribute(t, on_mesh_dim(placements_of(t), site.tensor_dim, *to[i], t.dim()));
+    const Mesh& mesh = site.mesh.mesh();
+    const Placements wanted =
+        normalize(on_mesh_dim(placements_of(t), site.tensor_dim, *to[i], t.dim()), mesh, t.dim(), site.who);
+    const at::Tensor moved = redistribute(t, fitted_around(site.tensor_dim, wanted, mesh, spec_of(t).sizes));
     tensors[i] = use_local ? to_local(moved) : moved;
   }
 }

@@ -56,6 +56,8 @@ struct Contract {
   // with data_placement Shard(0), else none. Only the first contract of a chain has them. Operators that use the
   // parameter gather it there first (dtensor/dispatch/gather.h).
   std::vector<int64_t> gather_dims;
+  // true: it belongs to values that were computed from parameters. It has path and gather_dims alone.
+  bool derived = false;
   // Gathers the parameter, ahead of its use where it can; nullptr: it is gathered when it is used.
   std::shared_ptr<GatherSchedule> gather_schedule;
   // Holds the contract of a tied weight for other operators, such as "matmul" beside "embedding". A chain names no

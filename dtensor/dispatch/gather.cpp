@@ -74,8 +74,9 @@ bool of_parameters_alone(const Call& call, const TensorArg& first) {
 // Returns the contract of a result computed from the parameter: it is gathered as the parameter is, its communication
 // is counted under the parameter's path, and no operator applies it.
 ContractPtr derived_from(const ContractPtr& contract) {
-  if (contract->operators.empty() && contract->next == nullptr && contract->gather_schedule == nullptr) return contract;
+  if (contract->derived) return contract;
   Contract out;
+  out.derived = true;
   out.path = contract->path;
   out.gather_dims = contract->gather_dims;
   return std::make_shared<const Contract>(std::move(out));

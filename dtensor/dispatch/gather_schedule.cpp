@@ -138,7 +138,9 @@ void GatherSchedule::drop_old_pieces() {
 }
 
 GatherSchedule::Values GatherSchedule::values_of(const detail::Meta& parameter) {
-  return {.memory = parameter.local().storage().getWeakStorageImpl(), .writes = parameter.writes()};
+  const at::Tensor& piece = parameter.local();
+  return {
+      .memory = piece.storage().getWeakStorageImpl(), .offset = piece.storage_offset(), .writes = parameter.writes()};
 }
 
 void GatherSchedule::wait_for_ahead() {

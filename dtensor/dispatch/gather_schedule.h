@@ -58,11 +58,13 @@ class GatherSchedule {
   at::Tensor gather(const std::string& path, const detail::Meta& view, const Spec& whole);
 
  private:
-  // Tells the values of a parameter from earlier ones: set_data() gives it another memory, with a count of its own.
+  // Tells the values of a parameter from earlier ones: set_data() gives it another memory, or another part of a memory
+  // whose parts have one count of writes.
   struct Values {
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> memory;
+    int64_t offset = 0;  // of the piece in it, in elements
     uint32_t writes = 0;
-    friend bool operator==(const Values& a, const Values& b) { return a.memory == b.memory && a.writes == b.writes; }
+    friend bool operator==(const Values&, const Values&) = default;
   };
   static Values values_of(const detail::Meta& parameter);
 

@@ -23,6 +23,13 @@ std::string read_prompt(const std::string& path) {
   if (file.is_open() && file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
   if (!file.is_open() || file.bad() || !text)
     throw std::invalid_argument(fmt::format("--prompt-file: '{}' cannot be read", path));
+  if (text.view().empty()) {
+    throw std::invalid_argument(
+        fmt::format("--prompt-file: '{}' has no text; it must have one byte at least, and be a file that every rank "
+                    "can read: ranks "
+                    "have no standard input",
+                    path));
+  }
   return text.str();
 }
 

@@ -169,12 +169,26 @@ bool forward(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
+// Leaves the backward of a norm to LibTorch. Its kernel for CPUs computes wrong gradients for some tensors of which not
+// both are row-major, or both channels-last (LibTorch 2.11), such as the gradient of a result that was transposed.
+bool left_to_libtorch(const c10::OperatorHandle& op, Stack& stack) {
+  const std::size_t first = stack.size() - op.schema().arguments().size();
+  const auto tensor = [&](const char* name) -> at::IValue& {
+    return stack[first + static_cast<std::size_t>(argument(op, name))];
+  };
+  const at::Tensor input = tensor("input").toTensor();
+  if (input.is_cuda()) return false;
+  const at::MemoryFormat format = input.suggest_memory_format();
+  for (const char* name : {"grad_out", "input"}) tensor(name) = tensor(name).toTensor().contiguous(format);
+  return false;
+}
+
 // Maps (grad, input, weight, running mean, running variance, mean, inverse deviation, train, eps, output_mask) to the
 // gradients of input, weight and bias.
 bool backward(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor input = args.tensor("input");
-  if (writes(op) || !args.any_spread() || input.dim() < 2 || input.numel() == 0) return false;
+  if (writes(op) || !args.any_spread() || input.dim() < 2 || input.numel() == 0) return left_to_libtorch(op, stack);
   const bool train = args["train"].toBool();
   const auto wanted = args["output_mask"].toBoolList();
   const Batch batch = read_batch(input);
@@ -291,7 +305,7 @@ bool without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
 // Computes their backward. `update` says whether the call was in training.
 bool backward_without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
-  if (writes(op) || !args.any_spread()) return false;
+  if (writes(op) || !args.any_spread()) return left_to_libtorch(op, stack);
   const auto wanted = args["output_mask"].toBoolList();
   const auto [of_input, of_weight, of_bias] = at::native_batch_norm_backward(
       args.tensor("grad_out"), args.tensor("input"), args.tensor("weight"), args.tensor("running_mean"),

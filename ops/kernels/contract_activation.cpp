@@ -11,6 +11,7 @@
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
+#include "tessera/placement/layout.h"
 
 namespace tessera {
 namespace {
@@ -67,9 +68,9 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
         "module out of the plan",
         op, contract.path, fmt::join(piece.sizes(), ", "), mesh.to_string()));
   }
-  const Placements placements = normalize(
-      detail::as_contract_says(replicated_on(mesh), contract, contract.input, piece.sizes(), op, "plain input"),
-      mesh.mesh(), piece.dim(), fmt::format("{} with {}", op, contract.path));
+  const Placements placements = normalize(detail::as_contract_says(replicated_on(mesh), contract, contract.input,
+                                                                   mesh.mesh(), piece.sizes(), op, "plain input"),
+                                          mesh.mesh(), piece.dim(), fmt::format("{} with {}", op, contract.path));
   FromLocalOptions options;
   options.shape = global_shape(piece, placements, contract, parameter, op);
   return from_local(piece, mesh, placements, options);
@@ -82,11 +83,12 @@ namespace detail {
 std::string named(const Contract& contract) { return fmt::format("{} ({})", contract.path, contract.style); }
 
 Placements as_contract_says(const Placements& placements, const Contract& contract, const Placement& there,
-                            at::IntArrayRef shape, std::string_view op, const char* what) {
+                            const Mesh& mesh, at::IntArrayRef shape, std::string_view op, const char* what) {
   const auto ndim = static_cast<int64_t>(shape.size());
   Placements out = on_mesh_dim(placements, contract.mesh_dim, there, ndim);
   const Placement& placed = out.at(static_cast<std::size_t>(contract.mesh_dim));
-  if (!placed.is_shard() || (placed.tensor_dim() >= 0 && placed.tensor_dim() < ndim)) return out;
+  if (!placed.is_shard() || (placed.tensor_dim() >= 0 && placed.tensor_dim() < ndim))
+    return fitted_around(contract.mesh_dim, std::move(out), mesh, shape);
   throw std::invalid_argument(fmt::format(
       "{} with {}: the style lays the {} out as {}, and it is [{}], of {} dimensions; give the style a layout that "
       "fits",
@@ -102,7 +104,8 @@ Activation activation_of(const at::Tensor& x, const Contract& contract, const at
     throw std::invalid_argument(fmt::format("{} with {}: the activation is {}, the parameter {}; put both on one mesh",
                                             op, contract.path, to_string(spec), to_string(spec_of(parameter))));
   }
-  out.desired = as_contract_says(spec.placements, contract, contract.desired, out.tensor.sizes(), op, "input");
+  out.desired =
+      as_contract_says(spec.placements, contract, contract.desired, spec.mesh.mesh(), spec.sizes, op, "input");
   return out;
 }
 

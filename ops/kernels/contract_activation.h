@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/core/contract.h"
+#include "tessera/mesh/mesh.h"
 #include "tessera/placement/placement.h"
 
 namespace tessera::detail {
@@ -14,11 +15,11 @@ namespace tessera::detail {
 // Returns the contract's path and style, for errors.
 std::string named(const Contract& contract);
 
-// Returns `placements` of a tensor of `shape`, with `there` on the contract's mesh dimension. Throws
-// std::invalid_argument if the tensor has no such dimension; the text names the operator `op`, and the tensor as
-// `what`.
+// Returns `placements` of a tensor of `shape` on `mesh`, with `there` on the contract's mesh dimension. Placements of
+// other mesh dimensions that cannot be beside it are replaced by fitted_around. Throws std::invalid_argument if the
+// tensor has no such dimension; the text names the operator `op`, and the tensor as `what`.
 Placements as_contract_says(const Placements& placements, const Contract& contract, const Placement& there,
-                            at::IntArrayRef shape, std::string_view op, const char* what);
+                            const Mesh& mesh, at::IntArrayRef shape, std::string_view op, const char* what);
 
 // Holds an activation as a DTensor, and the layout that the contract asks for.
 struct Activation {

@@ -105,8 +105,8 @@ bool add_in_inference(const c10::OperatorHandle& op, Stack& stack) {
 at::Tensor bring_result(at::Tensor y, const Contract& contract, std::string_view op) {
   if (contract.output) {
     const Spec& spec = spec_of(y);
-    const Placements to =
-        detail::as_contract_says(spec.placements, contract, *contract.output, y.sizes(), op, "output");
+    const Placements to = detail::as_contract_says(spec.placements, contract, *contract.output, spec.mesh.mesh(),
+                                                   y.sizes(), op, "output");
     // Each term of a sum needs the whole gradient. It is gathered here once, not by every operator that uses it.
     if (to == spec.placements) {
       detail::add_layout_hook(y, contract.path);

@@ -9,6 +9,7 @@
 #include "tessera/dtensor/redistribute_result.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/ops/kernels/matmul.h"
+#include "tessera/placement/layout.h"
 
 namespace tessera {
 namespace {
@@ -31,7 +32,7 @@ struct StyledFormula {
     for (std::size_t i = 0; i < out.size(); ++i) {
       if (moves || out[i].is_partial()) out[i] = from[i];
     }
-    return out;
+    return is_layout(out, mesh_of(term).mesh(), spec_of(term).sizes) ? out : placements_of(term);
   }
   using Redistribution = at::Tensor(const at::Tensor&, const Placements&, const RedistributeOptions&);
   at::Tensor move(const at::Tensor& t, const Placements& to, Redistribution* by) const {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "tessera/mesh/mesh.h"
 #include "tessera/placement/layout.h"
 #include "tessera/placement/reduction.h"
 
@@ -289,6 +290,13 @@ std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorIn
     return Choice{.inputs = current, .outputs = *std::move(outputs), .kernel = kernel};
   }
   std::optional<Choice> best;
+  const Mesh mesh({mesh_shape.begin(), mesh_shape.end()});
+  const auto are_layouts = [&](const std::vector<Placements>& all) {
+    for (std::size_t j = 0; j < inputs.size(); ++j) {
+      if (inputs[j].defined && !is_layout(all[j], mesh, inputs[j].sizes)) return false;
+    }
+    return true;
+  };
   for (std::size_t i = mesh_shape.size(); i-- > 0;) {
     std::vector<Placements> moved = current;
     double microseconds = kLocalChangeMicroseconds;
@@ -298,7 +306,7 @@ std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorIn
       microseconds += change_cost(moved[j][i], Replicate(), bytes, inputs[j].sizes, mesh_shape[i], model.links[i]);
       moved[j][i] = Replicate();
     }
-    if (moved == current || (best && microseconds >= best->microseconds)) continue;
+    if (moved == current || (best && microseconds >= best->microseconds) || !are_layouts(moved)) continue;
     auto outputs = rule.outputs_for(moved, mesh_shape);
     if (!outputs) continue;
     best = Choice{

@@ -472,6 +472,40 @@ TESSERA_RANKS_TEST_CASE("one rank alone may ask how an operator would run, under
   CHECK(full_tensor(x.sum()).dim() == 0);
 }
 
+// LibTorch's kernel for CPUs computes other gradients where they lie in memory in another order than the image.
+TESSERA_RANKS_TEST_CASE("batch norms of any memory order, whose gradients have another one", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor weight = sample({2}, 1), bias = sample({2}, 2), mean = sample({2}, 3), variance = mean.square() + 1;
+  const auto over_channels = [](const at::Tensor& t) { return t.view({1, 2, 1, 1}); };
+  const auto by_hand = [&](const at::Tensor& x, bool trains) {
+    const at::IntArrayRef dims = {0, 2, 3};
+    const at::Tensor m = trains ? x.mean(dims, /*keepdim=*/true) : over_channels(mean);
+    const at::Tensor v = trains ? x.var(dims, /*unbiased=*/false, /*keepdim=*/true) : over_channels(variance);
+    return (x - m) / (v + 1e-5).sqrt() * over_channels(weight) + over_channels(bias);
+  };
+  const auto last_pixels = [](const at::Tensor& y) { return y.flatten(2).transpose(1, 2).slice(1, 4); };
+  for (const int64_t n : {1, 2}) {
+    for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+      for (const bool trains : {true, false}) {
+        const at::Tensor image = sample({n, 2, 3, 2}).contiguous(format), want = leaf(image);
+        const at::Tensor result = last_pixels(by_hand(want, trains));
+        const at::Tensor factors = sample(result.sizes(), 4);
+        (result * factors).sum().backward();
+        for (const Placement& p : {R, S0, Shard(1), Shard(2)}) {
+          CAPTURE(to_string(p));
+          const auto whole = [&](const at::Tensor& t) { return spread(t, mesh, {R}); };
+          const at::Tensor x = leaf(image, mesh, {p});
+          const at::Tensor y =
+              at::batch_norm(x, whole(weight), whole(bias), trains ? at::Tensor() : whole(mean),
+                             trains ? at::Tensor() : whole(variance), trains, 0.1, 1e-5, /*cudnn_enabled=*/true);
+          (last_pixels(y) * whole(factors)).sum().backward();
+          CHECK(close(full_tensor(x.grad()), want.grad(), 1e-11));
+        }
+      }
+    }
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("gradients that are scaled back into other tensors stay as they were", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = sample({5, 3}).to(at::kFloat);

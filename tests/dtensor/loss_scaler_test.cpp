@@ -53,6 +53,24 @@ struct Scaled {
   std::unique_ptr<torch::optim::SGD> optimizer;
 };
 
+TESSERA_RANKS_TEST_CASE("LossScaler: complex gradients, of which some ranks may have no element, are scaled back",
+                        {1, 3}) {
+  const DeviceMesh mesh = init_device_mesh(device_name(), {world()->size()}, {"tp"}, world());
+  for (const double bad : {1.0, kNan}) {
+    for (const bool conjugated : {false, true}) {
+      const at::Tensor whole = torch::ones({2, 3}, on(torch::kComplexDouble));
+      const at::Tensor parameter = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+      const at::Tensor gradient = distribute_tensor(whole * c10::complex<double>(8 * bad, 4), mesh, {Shard(0)});
+      parameter.mutable_grad() = conjugated ? gradient.conj() : gradient;
+      torch::optim::SGD optimizer({parameter}, 1.0);
+      LossScaler scaler({.initial_scale = 4});
+      CHECK(scaler.step(optimizer) == (bad == 1));
+      if (bad != 1) continue;
+      CHECK(full_tensor(parameter.grad()).resolve_conj().equal(whole * c10::complex<double>(2, conjugated ? -1 : 1)));
+    }
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("LossScaler: a bad number on one rank leaves out the step on all ranks", {1, 2, 3, 4}) {
   const DeviceMesh mesh = grid();
   for (const std::vector<DeviceMesh>& meshes :

@@ -217,6 +217,8 @@ TEST_CASE("generate: mistakes are named, and the job ends") {
       {"a device", 1, ok + "--device tpu", "--device: tpu not in {cpu,cuda}"},
       {"no prompt", 2, run.path(), "there is no prompt; give --prompt TEXT or --prompt-file FILE"},
       {"two prompts", 1, ok + "--prompt-file x", "--prompt excludes --prompt-file"},
+      {"an empty file of the prompt", 2, run.path() + " --prompt-file /dev/null",
+       "--prompt-file: '/dev/null' has no text; it must have one byte at least"},
       {"a file of the prompt", 2, run.path() + " --prompt-file no/such", "--prompt-file: 'no/such' cannot be read"},
       {"a byte that is no token", 2, run.path() + " --prompt $'ab\\xc3'",
        "byte 3 of the prompt is 195; the model's tokens are 0 to 127"},

@@ -330,6 +330,29 @@ TEST_CASE("second_backward and single gradients are errors that say what to do")
   CHECK_THROWS_WITH(z.backward(), doctest::Contains("second time"));
 }
 
+TESSERA_RANKS_TEST_CASE("a result of operators is passed to several checkpoints, and refused where they capture it",
+                        {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = leaf(sample({4, 3}), mesh, {Shard(0)}), source = leaf(sample({4, 3}, 1), mesh, {Replicate()});
+  const auto loss = [&](bool captures) {
+    const at::Tensor memory = source.sin();
+    at::Tensor h = x;
+    for (int i = 0; i < 2; ++i) {
+      h = captures ? checkpoint([memory](const at::Tensor& t) { return t * memory; }, h)
+                   : checkpoint([](const at::Tensor& t, const at::Tensor& m) { return t * m; }, h, memory);
+    }
+    return h.sum();
+  };
+  CHECK_THROWS_WITH(loss(/*captures=*/true).backward(),
+                    doctest::Contains("checkpoint: the function captures a tensor that other operators have computed"));
+  x.mutable_grad() = source.mutable_grad() = at::Tensor();
+  loss(/*captures=*/false).backward();
+  const at::Tensor whole = leaf(sample({4, 3})), of_source = leaf(sample({4, 3}, 1));
+  (whole * of_source.sin().square()).sum().backward();
+  CHECK(close(full_tensor(x.grad().detach()), whole.grad()));
+  CHECK(close(full_tensor(source.grad().detach()), of_source.grad()));
+}
+
 TESSERA_RANKS_TEST_CASE("what cannot be distributed is refused before anything runs", {2}) {
   const DeviceMesh mesh = line();
   const CheckpointFunction function = [](const Tensors& in) -> Tensors {

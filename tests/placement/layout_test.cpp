@@ -237,6 +237,18 @@ TEST_CASE("partitions other than chunks") {
         std::vector<Intervals>{{{0, 1}, {2, 3}}, {{1, 2}}, {{3, 4}, {5, 6}}, {{4, 5}}});
 }
 
+TEST_CASE("cuts that cannot be beside the placement of one mesh dimension are replaced") {
+  const Mesh mesh({2, 2}, {"dp", "tp"});
+  const Placement together = RaggedShard(0, {2, 0, 1, 0});
+  CHECK(fitted_around(1, {together, together}, mesh, Sizes{3, 10}) == Placements{together, together});
+  CHECK(fitted_around(1, {together, R}, mesh, Sizes{3, 10}) == Placements{Shard(0), R});
+  CHECK(fitted_around(1, {together, Shard(1)}, mesh, Sizes{3, 10}) == Placements{Shard(0), Shard(1)});
+  CHECK(fitted_around(0, {Shard(0), RaggedShard(0, {1, 2})}, mesh, Sizes{4}) == Placements{Shard(0), Shard(0)});
+  CHECK(fitted_around(1, {Shard(0), RaggedShard(0, {0, 5})}, mesh, Sizes{5}) == Placements{R, RaggedShard(0, {0, 5})});
+  CHECK(fitted_around(1, {Shard(1), RaggedShard(0, {0, 5})}, mesh, Sizes{5, 2}) ==
+        Placements{Shard(1), RaggedShard(0, {0, 5})});
+}
+
 TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
   const Mesh mesh({2, 2}, {"dp", "tp"});
   const auto refused = [&](const Placements& placements, int64_t size, const std::string& part) {

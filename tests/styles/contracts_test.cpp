@@ -362,6 +362,38 @@ TESSERA_RANKS_TEST_CASE("a write to a style's plain input before backward throws
   CHECK_NOTHROW(tp(x).square().sum().backward());
 }
 
+TESSERA_RANKS_TEST_CASE(
+    "activations whose cuts on two mesh dimensions go together alone, or leave no room for the style's", {4}) {
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world());
+  const Placement rows = RaggedShard(0, {2, 0, 1, 0}), features = RaggedShard(1, {0, 5});
+  const auto check = [&](const Placements& layout, const Style& style) {
+    CAPTURE(to_string(layout));
+    Linear linear(5, 4), reference(5, 4);
+    linear->to(device(), at::kDouble);
+    reference->to(device(), at::kDouble);
+    {
+      const torch::NoGradGuard no_grad;
+      for (Linear* each : {&linear, &reference}) {
+        (*each)->weight.copy_(on_device(sample({4, 5}, 1)));
+        (*each)->bias.copy_(on_device(sample({4}, 2)));
+      }
+    }
+    auto parallel = parallelize_module(linear, mesh, {{"", style}});
+    const at::Tensor whole = leaf(on_device(sample({3, 5}))), x = leaf(on_device(sample({3, 5})), mesh, layout);
+    const at::Tensor want = reference(whole), got = parallel(x);
+    CHECK(close(full_tensor(got.detach()), want.detach(), kExact));
+    want.sin().sum().backward();
+    got.sin().sum().backward();
+    CHECK(close(full_tensor(x.grad()), whole.grad(), kExact));
+    CHECK(close(full_tensor(linear->weight.grad()), reference->weight.grad(), kExact));
+    CHECK(close(full_tensor(linear->bias.grad()), reference->bias.grad(), kExact));
+  };
+  check({rows, rows}, ColwiseParallel());
+  check({rows, rows}, RowwiseParallel());
+  check({Shard(1), Replicate()}, RowwiseParallel({.desired_input_layouts = features}));
+  check({rows, rows}, RowwiseParallel({.output_layouts = Shard(0)}));
+}
+
 TESSERA_RANKS_TEST_CASE("SequenceParallel over a dimension that the norm needs whole: the result is cut again",
                         {1, 2, 4}) {
   const DeviceMesh mesh = tp_line();

@@ -301,11 +301,23 @@ TEST_CASE("a view of a parameter that is kept as a member is warned of") {
   }
 }
 
-TEST_CASE("a parameter that takes over other values by set_data keeps its contract") {
-  Mlp mlp(8, 6, 8);
-  const DeviceMesh mesh = fake_mesh(1, {2});
-  parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}}, {.src_rank = kNoSource});
+TEST_CASE("a parameter that takes over other values by set_data keeps its contract, also one that ZeRO cuts") {
+  const auto convert = [](const Mlp& mlp, std::optional<Placement> data_placement) {
+    parallelize_module(mlp, data_placement ? fake_mesh(1, {2, 2}, {"dp", "tp"}) : fake_mesh(1, {2}),
+                       {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}},
+                       {.data_placement = std::move(data_placement), .src_rank = kNoSource});
+  };
   const torch::NoGradGuard no_grad;
+  Mlp cut(8, 6, 8);
+  convert(cut, Shard(0));
+  const auto of_weight = tessera::detail::meta(cut->down->weight).contract;
+  for (const at::Tensor& values : {cut->down->weight * 0.5, cut->down->weight.clamp(-1, 1) * 0.5}) {
+    cut->down->weight.set_data(values);
+    CHECK(tessera::detail::meta(cut->down->weight).contract == of_weight);
+  }
+  Mlp mlp(8, 6, 8);
+  convert(mlp, std::nullopt);
+  const DeviceMesh mesh = mesh_of(mlp->down->weight);
   const at::Tensor weight = mlp->down->weight, average = at::zeros_like(weight);
   const auto contract = tessera::detail::meta(weight).contract;
   REQUIRE(contract != nullptr);

@@ -263,6 +263,12 @@ TEST_CASE("conjugate views, and values taken over from a tensor that was written
       CHECK(full_tensor(at::matmul(in, linear->weight)).equal(values * 2));
       linear->weight.set_data(second);
       CHECK(full_tensor(at::matmul(in, linear->weight)).equal(values * 3));
+      // Rows of one tensor have one memory and one count of writes.
+      const at::Tensor bank = distribute_tensor(at::stack({values * 4, values * 5}), mesh, {Shard(1), Replicate()});
+      for (int64_t i = 0; i < 4; ++i) {
+        linear->weight.set_data(bank.select(0, i % 2));
+        CHECK(full_tensor(at::matmul(in, linear->weight)).equal(values * (4 + i % 2)));
+      }
     }
   });
 }
