@@ -188,10 +188,10 @@ void LayoutPlan::place(const at::Tensor& tensor, const Placement& placement, con
   }
   if (plan.placement && *plan.placement != wanted) {
     throw std::invalid_argument(
-        fmt::format("parallelize_module: {} is one tensor: {} lays it out as {}, and {} as {}; give both modules "
+        fmt::format("parallelize_module: {} {} one tensor: {} lays it out as {}, and {} as {}; give both modules "
                     "styles that agree, or each its own tensor",
-                    fmt::join(plan.paths, " and "), plan.placed_by, tessera::to_string(*plan.placement), by,
-                    tessera::to_string(wanted)));
+                    fmt::join(plan.paths, " and "), plan.paths.size() == 1 ? "is" : "are", plan.placed_by,
+                    tessera::to_string(*plan.placement), by, tessera::to_string(wanted)));
   }
   if (!plan.placement) plan.placed_by = by;
   plan.placement = wanted;

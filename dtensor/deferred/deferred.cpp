@@ -1,8 +1,10 @@
 #include "tessera/dtensor/deferred/deferred.h"
 
 #include <algorithm>
+#include <map>
 #include <stdexcept>
 #include <tuple>
+#include <vector>
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -181,18 +183,63 @@ void refuse_values(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args
   });
 }
 
-// Some factories have no kernel for meta tensors: they run on real memory once, for the sizes of the result.
+// A tensor without values, and zeros of its sizes.
+struct OnZeros {
+  at::Tensor deferred;
+  at::Tensor zeros;
+};
+
+// Returns the tensor without values that has the sizes of `result`: the argument that was written, or a new one.
+at::Tensor on_meta(const at::Tensor& result, const std::vector<OnZeros>& inputs) {
+  for (const OnZeros& each : inputs) {
+    if (!result.is_same(each.zeros)) continue;
+    if (each.deferred.sizes() != result.sizes()) each.deferred.resize_(result.sizes());
+    return each.deferred;
+  }
+  if (!result.defined()) return result;
+  return at::empty_strided(result.sizes(), result.strides(), result.options().device(c10::kMeta));
+}
+
+// Runs an operator that has no kernel for meta tensors on real memory, and returns its results without their values.
+// `args` are those of the call on meta tensors.
+Stack call_on_zeros(const c10::OperatorHandle& op, const Recorded& call, Stack args) {
+  std::vector<OnZeros> inputs;
+  Stack results = call.args;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (results[i].isDevice()) results[i] = c10::Device(c10::kCPU);
+    std::map<std::size_t, at::Tensor> here;
+    replace_tensors(args[i], [&](const at::Tensor& t, std::size_t index) { return here[index] = t; });
+    replace_tensors(results[i], [&](const at::Tensor& t, std::size_t index) {
+      const at::Tensor given = here[index];
+      if (!is_deferred(given)) return t;
+      const at::Tensor zeros =
+          at::empty_strided(given.sizes(), given.strides(), given.options().device(c10::kCPU)).zero_();
+      return inputs.emplace_back(OnZeros{.deferred = given, .zeros = zeros}).zeros;
+    });
+  }
+  op.callBoxed(results);
+  for (at::IValue& value : results) {
+    replace_tensors(value, [&](const at::Tensor& t, std::size_t) { return on_meta(t, inputs); });
+  }
+  return results;
+}
+
+// Runs the operator on the meta device, for the sizes of its results.
 void call_on_meta(const c10::OperatorHandle& op, const Recorded& call, Stack& stack) {
   const Stack given = stack;
+  const auto args = given.end() - static_cast<std::ptrdiff_t>(call.args.size());
   try {
     op.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
-    if (!call.inputs.empty()) throw;
-    stack = call.args;
-    op.callBoxed(stack);
-    const at::Tensor made = stack.at(0).toTensor();
-    stack.assign(given.begin(), given.end() - static_cast<std::ptrdiff_t>(call.args.size()));
-    stack.emplace_back(at::empty_strided(made.sizes(), made.strides(), made.options().device(c10::kMeta)));
+    if (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output)) {
+      throw std::invalid_argument(fmt::format(
+          "{} under ShardedInit: the sizes of its result depend on values, and a tensor that was made under "
+          "the guard has none yet; {}",
+          op.schema().name(), deferred_way_out()));
+    }
+    const Stack results = call_on_zeros(op, call, Stack(args, given.end()));
+    stack.assign(given.begin(), args);
+    stack.insert(stack.end(), results.begin(), results.end());
   }
 }
 

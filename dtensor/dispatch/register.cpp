@@ -1,13 +1,17 @@
 // Registers the DTensor kernels with LibTorch's dispatcher when the program is loaded.
 
 #include <cstdlib>
+#include <stdexcept>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/out_of_place.h"
 #include "tessera/dtensor/dispatch/unboxed.h"
@@ -70,6 +74,23 @@ std::vector<c10::RegistrationHandleRAII> register_all() {
   return handles;
 }
 
+// Refuses an operator on a DTensor and a sparse tensor, which LibTorch dispatches to keys of their own.
+void refuse_sparse(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+    detail::each_tensor(value, [&](const at::Tensor& t, std::size_t) {
+      if (!t.defined() || t.layout() == c10::kStrided) return;
+      throw std::invalid_argument(fmt::format(
+          "{}: a sparse tensor of sizes [{}] among DTensors, whose pieces are strided; give a dense one, to_dense(), "
+          "or take the rows that its indices name by index_select, and add them up by index_add or scatter_add",
+          op.schema().name(), fmt::join(t.sizes(), ", ")));
+    });
+  }
+  throw std::invalid_argument(
+      fmt::format("{}: it would make a sparse tensor of DTensors, whose pieces are strided; make it of plain tensors, "
+                  "full_tensor(x)",
+                  op.schema().name()));
+}
+
 const auto* const kHandles =
     new std::vector<c10::RegistrationHandleRAII>(register_all());  // NOLINT: for the program's life
 
@@ -77,6 +98,11 @@ const auto* const kHandles =
 TORCH_LIBRARY_IMPL(_, PrivateUse3, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch_boxed>()); }
 // Lets operators without an autograd kernel run; they throw only when a gradient is computed through them.
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse3, m) { m.fallback(torch::autograd::autogradNotImplementedFallback()); }
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse3, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>()); }
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse3, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
+}
 
 }  // namespace
 }  // namespace tessera::dispatch

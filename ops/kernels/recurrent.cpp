@@ -23,6 +23,7 @@
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/ops/kernels/arguments.h"
+#include "tessera/placement/layout.h"
 
 namespace tessera {
 namespace {
@@ -90,6 +91,11 @@ void cut_states(const c10::OperatorHandle& op, Stack& stack) {
     Placements to = placements_of(t);
     for (std::size_t i = 0; i < to.size(); ++i) {
       if (to[i].is_replicate() && cuts[i].is_shard()) to[i] = cuts[i].on(t.dim() - 2);
+    }
+    if (!is_layout(to, mesh_of(t).mesh(), spec_of(t).sizes)) {  // the batch is cut by mesh dimensions that go together
+      for (std::size_t i = 0; i < to.size(); ++i) {
+        to[i] = cuts[i].is_shard() ? cuts[i].on(t.dim() - 2) : Placement(Replicate());
+      }
     }
     return to == placements_of(t) ? t : redistribute(t, to);
   });

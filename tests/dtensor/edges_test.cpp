@@ -506,6 +506,20 @@ TESSERA_RANKS_TEST_CASE("batch norms of any memory order, whose gradients have a
   }
 }
 
+// LibTorch pads a piece of one item in channels-last where its sizes and strides say so, whatever those of the whole
+// say.
+TESSERA_RANKS_TEST_CASE("a padded image of single pixels is row-major on every rank, and can be flattened", {1, 2, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor pixels = sample({4, 1, 2}).transpose(0, 1).contiguous().transpose(0, 1);  // steps are 2, 8 and 1
+  const auto padded = [](const at::Tensor& t) {
+    return at::constant_pad_nd(t.transpose(1, 2).unsqueeze(2), {1, 0, 2, 1}).flatten(1);
+  };
+  CHECK(same(full_tensor(padded(spread(pixels, mesh, {S0}))), padded(pixels)));
+  const at::Tensor stays =
+      from_local(piece_of(pixels, mesh, {S0}), mesh, {S0}, {.shape = {{4, 1, 2}}, .stride = {{2, 8, 1}}});
+  CHECK(same(full_tensor(padded(stays)), padded(pixels)));
+}
+
 TESSERA_RANKS_TEST_CASE("gradients that are scaled back into other tensors stay as they were", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = sample({5, 3}).to(at::kFloat);

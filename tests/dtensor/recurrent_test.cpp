@@ -185,3 +185,17 @@ TESSERA_RANKS_TEST_CASE("recurrent layers keep a batch cut, without communicatio
     }
   }
 }
+
+TESSERA_RANKS_TEST_CASE("a cell whose batch two mesh dimensions cut together takes a state of any layout", {4}) {
+  const DeviceMesh mesh = mesh_over({2, 2});
+  const at::Tensor x = sample({4, 5, kFeatures}), state = sample({20, kHidden}, 1);
+  const at::Tensor of_input = sample({3 * kHidden, kFeatures}, 2), of_state = sample({3 * kHidden, kHidden}, 3);
+  const at::Tensor want = at::gru_cell(x.flatten(0, 1), state, of_input, of_state);
+  const auto whole = [&](const at::Tensor& t) { return spread(t, mesh, {Replicate(), Replicate()}); };
+  for (const Placements& layout : all_layouts(2, {Replicate(), Shard(0), Shard(1)})) {
+    CAPTURE(to_string(layout));
+    const at::Tensor rows = spread(x, mesh, {Shard(0), Shard(1)}).flatten(0, 1);
+    const at::Tensor got = at::gru_cell(rows, spread(state, mesh, layout), whole(of_input), whole(of_state));
+    CHECK(close(full_tensor(got), want));
+  }
+}

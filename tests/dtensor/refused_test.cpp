@@ -643,6 +643,26 @@ TEST_CASE("a DTensor does not become sparse: its to_dense would give sparse piec
   refused(parts, [](const DeviceMesh& mesh) { (void)ones(mesh, {Replicate()}).to_mkldnn(); });
 }
 
+TEST_CASE("a plain sparse tensor beside DTensors, and a sparse tensor of DTensors") {
+  const auto adjacency = [](bool by_rows) {
+    const at::Tensor out = at::eye(3).to_sparse();
+    return by_rows ? out.to_sparse_csr() : out;
+  };
+  const std::vector<std::string> parts = {"a sparse tensor of sizes [3, 3] among DTensors", "to_dense()", "index_add"};
+  for (const bool by_rows : {false, true}) {
+    const at::Tensor sparse = adjacency(by_rows);
+    refused(parts, [&](const DeviceMesh& mesh) { at::mm(sparse, ones(mesh, {S0}, {3, 2})); });
+    refused(parts, [&](const DeviceMesh& mesh) {
+      const ImplicitReplication guard;
+      at::matmul(sparse, ones(mesh, {Replicate()}, {3, 2}));
+    });
+  }
+  refused({"it would make a sparse tensor of DTensors", "full_tensor(x)"}, [](const DeviceMesh& mesh) {
+    const at::Tensor places = tessera::zeros({2, 1}, mesh, {Replicate()}, at::kLong);
+    at::sparse_coo_tensor(places, ones(mesh, {Replicate()}, {1}), {3, 3});
+  });
+}
+
 TEST_CASE(
     "a DTensor whose storage is read says that it has none: storage(), pickled, torch::save of it, a module, an "
     "optimizer") {

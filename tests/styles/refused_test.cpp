@@ -290,7 +290,7 @@ TEST_CASE("tied tensors on which styles disagree") {
     return Pair(shared, shared);
   };
   refused_module(tied, {{"a", Placed(Shard(0))}, {"b", Placed(Shard(1))}},
-                 "a.weight and b.weight is one tensor: a (Placed) lays it out as S(0), and b (Placed) as S(1)");
+                 "a.weight and b.weight are one tensor: a (Placed) lays it out as S(0), and b (Placed) as S(1)");
   refused_module(
       tied, {{"a", Placed(Shard(0), Shard(1))}, {"b", Placed(Shard(0), Shard(0))}},
       "a.weight and b.weight are one tensor, and their styles say different layouts for the operator 'matmul'");

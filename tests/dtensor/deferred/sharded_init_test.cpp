@@ -346,6 +346,54 @@ TEST_CASE("refused: reading values, operators outside the guard, a whole tempora
   CHECK(same(to_local(left), at::ones({2, 4})));
 }
 
+TEST_CASE("computed buffers whose operators LibTorch cannot run without values: the sizes are found on zeros") {
+  using Make = std::function<at::Tensor()>;
+  const auto angles = [] { return torch::outer(torch::arange(5), torch::arange(3)).to(torch::kFloat); };
+  const std::vector<std::pair<std::string, Make>> buffers = {
+      {"polar",
+       [&] {
+         return torch::polar(torch::ones({5, 3}), angles());
+       }},
+      {"complex", [&] { return torch::complex(angles(), angles() * 2); }},
+      {"where", [] { return torch::where(torch::arange(6) > 2, torch::arange(6), torch::zeros({6}, torch::kLong)); }},
+      {"roll", [&] { return torch::roll(angles(), 1, 0); }},
+      {"flip", [&] { return angles().flip(0); }},
+      {"vander", [] { return torch::vander(torch::arange(4).to(torch::kFloat)); }},
+      {"nan_to_num", [&] { return torch::nan_to_num(angles() / 0.0); }},
+      {"fft_rfft", [&] { return torch::fft_rfft(angles()); }},
+      {"searchsorted", [] { return torch::searchsorted(torch::arange(5), torch::arange(3)); }},
+      {"bucketize", [] { return torch::bucketize(torch::arange(5), torch::arange(3)); }},
+      {"histc", [&] { return torch::histc(angles(), 4, 0, 8); }},
+      {"max", [&] { return angles() / angles().max(); }},
+      {"written to", [&] {
+         at::Tensor out = torch::ones({2, 3});
+         torch::roll_out(out, torch::arange(6).to(torch::kFloat).view({2, 3}), 1, 1);
+         return out * 2;
+       }}};
+  for (const auto& each : buffers) {
+    CAPTURE(each.first);
+    const Make& make = each.second;
+    const at::Tensor want = make();
+    for (const int64_t rank : {0, 1}) {
+      const DeviceMesh mesh = fake_mesh(rank, {2});
+      std::optional<ShardedInit> init(std::in_place, mesh);
+      const at::Tensor made = make();
+      CHECK(made.sizes() == want.sizes());
+      init.reset();
+      distribute_in_place(made, mesh, {Replicate()});
+      CHECK(at::allclose(to_local(made), want, 1e-6, 1e-6));
+    }
+  }
+  const ShardedInit init(fake_mesh(0, {2}));
+  const at::Tensor ids = torch::arange(4);
+  for (const Make& make : {Make([&] { return torch::nonzero(ids); }), Make([&] { return torch::bincount(ids); }),
+                           Make([&] { return ids.index({ids > 1}); }), Make([&] { return torch::one_hot(ids); })}) {
+    const std::string text = refusal([&] { make(); });
+    check_has(text, "ShardedInit");
+    CHECK(text.find("PT2") == std::string::npos);
+  }
+}
+
 TEST_CASE("under the guard the library's own tensors are real: layouts, gradients, pieces, collectives") {
   const at::Tensor values = at::arange(30, at::kDouble).view({5, 6}) + 1, factor = at::rand({5, 6}, at::kDouble);
   for (const int64_t size : {1, 2, 3}) {
