@@ -31,6 +31,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
+constexpr std::string_view kCapturesResult =
+    "checkpoint: the function captures a tensor that other operators have computed";
+
 // The random state of everything that `function` may draw numbers from.
 class Generators {
  public:
@@ -195,13 +198,16 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     try {
       torch::autograd::backward(roots, root_grads);
     } catch (const std::exception& error) {
-      if (std::string_view(error.what()).find("backward through the graph a second time") == std::string_view::npos)
+      const std::string_view text = error.what();
+      if (text.find("backward through the graph a second time") == std::string_view::npos ||
+          text.starts_with(kCapturesResult)) {
         throw;
+      }
       throw std::runtime_error(fmt::format(
-          "checkpoint: the function captures a tensor that other operators have computed, such as an encoder's output, "
-          "and backward has freed their graph before; pass the tensor to checkpoint as an input, so that its gradients "
-          "are added up first. Only tensors without a graph, such as parameters, may be captured. LibTorch says: {}",
-          error.what()));
+          "{}, such as an encoder's output, and backward has freed their graph before. Pass it to checkpoint "
+          "as an input, so that its gradients are added up first, or detach() it if it comes from an earlier "
+          "step; only tensors without a graph, such as parameters, may be captured. LibTorch says: {}",
+          kCapturesResult, text));
     }
     part_of_this_pass.finish();
   }

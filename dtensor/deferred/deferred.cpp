@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <tuple>
 #include <vector>
@@ -183,45 +184,79 @@ void refuse_values(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args
   });
 }
 
-// A tensor without values, and zeros of its sizes.
-struct OnZeros {
+// A tensor without values, and one of its sizes that stands for it.
+struct StandIn {
   at::Tensor deferred;
-  at::Tensor zeros;
+  at::Tensor filled;
 };
 
+[[noreturn]] void refuse(const c10::OperatorHandle& op, const std::string& why) {
+  throw std::invalid_argument(fmt::format("{} under ShardedInit: {}; {}", op.schema().name(), why, deferred_way_out()));
+}
+
+// Says whether the sizes of results depend on values. LibTorch has tags for most of these operators.
+bool sizes_depend_on_values(const c10::OperatorHandle& op) {
+  static const std::set<std::string, std::less<>> untagged = {"aten::_unique", "aten::nonzero_numpy",
+                                                              "aten::repeat_interleave.Tensor",
+                                                              "aten::repeat_interleave.self_Tensor", "aten::where"};
+  const c10::OperatorName& name = op.operator_name();
+  return op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
+         untagged.contains(name.overload_name.empty() ? name.name : name.name + "." + name.overload_name);
+}
+
 // Returns the tensor without values that has the sizes of `result`: the argument that was written, or a new one.
-at::Tensor on_meta(const at::Tensor& result, const std::vector<OnZeros>& inputs) {
-  for (const OnZeros& each : inputs) {
-    if (!result.is_same(each.zeros)) continue;
+at::Tensor on_meta(const c10::OperatorHandle& op, const at::Tensor& result, const std::vector<StandIn>& inputs) {
+  if (!result.defined()) return result;
+  for (const StandIn& each : inputs) {
+    if (!result.is_alias_of(each.filled)) continue;
+    if (!result.is_same(each.filled)) refuse(op, "which part its result views depends on values");
     if (each.deferred.sizes() != result.sizes()) each.deferred.resize_(result.sizes());
     return each.deferred;
   }
-  if (!result.defined()) return result;
   return at::empty_strided(result.sizes(), result.strides(), result.options().device(c10::kMeta));
 }
 
-// Runs an operator that has no kernel for meta tensors on real memory, and returns its results without their values.
-// `args` are those of the call on meta tensors.
-Stack call_on_zeros(const c10::OperatorHandle& op, const Recorded& call, Stack args) {
-  std::vector<OnZeros> inputs;
+// Runs an operator that has no kernel for meta tensors on real memory filled with `value`, and returns its results
+// without their values. `args` are those of the call on meta tensors.
+Stack call_on_memory(const c10::OperatorHandle& op, const Recorded& call, Stack args, int64_t value) {
+  std::vector<StandIn> inputs;
   Stack results = call.args;
   for (std::size_t i = 0; i < args.size(); ++i) {
     if (results[i].isDevice()) results[i] = c10::Device(c10::kCPU);
+    const auto* const alias = op.schema().arguments()[i].alias_info();
+    const bool writes = alias != nullptr && alias->isWrite();
     std::map<std::size_t, at::Tensor> here;
     replace_tensors(args[i], [&](const at::Tensor& t, std::size_t index) { return here[index] = t; });
     replace_tensors(results[i], [&](const at::Tensor& t, std::size_t index) {
       const at::Tensor given = here[index];
-      if (!is_deferred(given)) return t;
-      const at::Tensor zeros =
-          at::empty_strided(given.sizes(), given.strides(), given.options().device(c10::kCPU)).zero_();
-      return inputs.emplace_back(OnZeros{.deferred = given, .zeros = zeros}).zeros;
+      if (!is_deferred(given)) {
+        if (writes && given.defined()) refuse(op, "a tensor with values would be written from one that has none");
+        return t;
+      }
+      const at::Tensor filled =
+          at::empty_strided(given.sizes(), given.strides(), given.options().device(c10::kCPU)).fill_(value);
+      return inputs.emplace_back(StandIn{.deferred = given, .filled = filled}).filled;
     });
   }
   op.callBoxed(results);
-  for (at::IValue& value : results) {
-    replace_tensors(value, [&](const at::Tensor& t, std::size_t) { return on_meta(t, inputs); });
+  for (at::IValue& result : results) {
+    replace_tensors(result, [&](const at::Tensor& t, std::size_t) { return on_meta(op, t, inputs); });
   }
   return results;
+}
+
+// Does so with zeros, or ones for operators that refuse zeros.
+Stack call_on_memory(const c10::OperatorHandle& op, const Recorded& call, const Stack& args) {
+  try {
+    return call_on_memory(op, call, args, 0);
+  } catch (const c10::Error&) {
+    try {
+      return call_on_memory(op, call, args, 1);
+    } catch (const c10::Error& error) {
+      refuse(op, fmt::format("it was run on zeros and on ones for the sizes of its result, and refuses both ({})",
+                             error.what_without_backtrace()));
+    }
+  }
 }
 
 // Runs the operator on the meta device, for the sizes of its results.
@@ -231,13 +266,10 @@ void call_on_meta(const c10::OperatorHandle& op, const Recorded& call, Stack& st
   try {
     op.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
-    if (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output)) {
-      throw std::invalid_argument(fmt::format(
-          "{} under ShardedInit: the sizes of its result depend on values, and a tensor that was made under "
-          "the guard has none yet; {}",
-          op.schema().name(), deferred_way_out()));
+    if (sizes_depend_on_values(op)) {
+      refuse(op, "the sizes of its result depend on values, and a tensor that was made under the guard has none yet");
     }
-    const Stack results = call_on_zeros(op, call, Stack(args, given.end()));
+    const Stack results = call_on_memory(op, call, Stack(args, given.end()));
     stack.assign(given.begin(), args);
     stack.insert(stack.end(), results.begin(), results.end());
   }
@@ -254,9 +286,7 @@ void record(const c10::OperatorHandle& op, const std::shared_ptr<Tape>& tape, St
       continue;
     }
     if (!t.is_meta()) {
-      throw std::invalid_argument(
-          fmt::format("{} under ShardedInit: returns a tensor with values from one that has none; {}",
-                      op.schema().name(), deferred_way_out()));
+      refuse(op, "it returns a tensor with values from one that has none");
     }
     mark(t, tape);
     call.results.emplace_back(t);

@@ -106,6 +106,12 @@ class Replay {
             "torch::set_default_dtype before the constructor, or after parallelize_module",
             c10::toString(elements->dtype), c10::toString(t.scalar_type())));
       }
+      if (t.sizes() != at::IntArrayRef(elements->sizes)) {
+        throw std::invalid_argument(fmt::format(
+            "the constructor has made the sizes [{}] without values, and the same call makes [{}] now: they "
+            "depend on values; compute the tensor before the guard",
+            fmt::join(elements->sizes, ", "), fmt::join(t.sizes(), ", ")));
+      }
       values_.insert_or_assign(*elements, t);
     };
     for (at::IValue& result : stack) {

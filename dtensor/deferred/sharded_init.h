@@ -25,7 +25,7 @@ namespace tessera {
 // would communicate (a norm over a sharded weight, torch::nn::init::orthogonal_ and sparse_), parallelize_module throws
 // std::invalid_argument, on every rank alike, that names the operator and what to do. Parameters before it are already
 // converted then, so build the model again. An operator for which LibTorch has no kernel without values, such as polar,
-// where, flip or roll, is run on zeros once, for the sizes of its result: then a whole input and result exist for a
+// flip or roll, is run on zeros, or ones, once, for the sizes of its result: then a whole input and result exist for a
 // moment. Where these sizes depend on values, as in nonzero, it throws std::invalid_argument.
 //
 // Under the guard no value can be read: item() and data pointers throw. After it, every operator throws on a tensor

@@ -139,8 +139,12 @@ void GatherSchedule::drop_old_pieces() {
 
 GatherSchedule::Values GatherSchedule::values_of(const detail::Meta& parameter) {
   const at::Tensor& piece = parameter.local();
-  return {
-      .memory = piece.storage().getWeakStorageImpl(), .offset = piece.storage_offset(), .writes = parameter.writes()};
+  return {.memory = piece.storage().getWeakStorageImpl(),
+          .offset = piece.storage_offset(),
+          .strides = at::DimVector(piece.strides()),
+          .conjugate = piece.is_conj(),
+          .negative = piece.is_neg(),
+          .writes = parameter.writes()};
 }
 
 void GatherSchedule::wait_for_ahead() {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
@@ -58,11 +59,14 @@ class GatherSchedule {
   at::Tensor gather(const std::string& path, const detail::Meta& view, const Spec& whole);
 
  private:
-  // Tells the values of a parameter from earlier ones: set_data() gives it another memory, or another part of a memory
-  // whose parts have one count of writes.
+  // Tells the values of a parameter from earlier ones: set_data() gives it another memory, or another view of a memory
+  // whose views have one count of writes.
   struct Values {
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> memory;
     int64_t offset = 0;  // of the piece in it, in elements
+    at::DimVector strides;
+    bool conjugate = false;
+    bool negative = false;
     uint32_t writes = 0;
     friend bool operator==(const Values&, const Values&) = default;
   };

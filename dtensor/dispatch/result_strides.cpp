@@ -51,7 +51,8 @@ Sizes result_strides(const Call& call, rules::ResultOrder order, const rules::Te
     case rules::ResultOrder::kConvolution:
       if (result.dtype == at::kDouble && (!on_cpu || sizes.size() == 5)) return contiguous_strides(sizes);
       return image_strides(call, sizes, call.tensors.size());
-    case rules::ResultOrder::kAsMeta: break;
+    case rules::ResultOrder::kAsMeta:
+    case rules::ResultOrder::kAsMetaOfWhole: break;
   }
   return told != nullptr ? *told : strides_as_input(call, sizes);
 }

@@ -39,14 +39,13 @@ constexpr std::array<std::string_view, 33> kRowMajor = {"aten::_adaptive_avg_poo
                                                         "aten::searchsorted",
                                                         "aten::smooth_l1_loss_backward",
                                                         "aten::take"};
-constexpr std::array<std::string_view, 24> kImage = {"aten::_adaptive_avg_pool2d",
+constexpr std::array<std::string_view, 23> kImage = {"aten::_adaptive_avg_pool2d",
                                                      "aten::_adaptive_avg_pool2d_backward",
                                                      "aten::_batch_norm_impl_index",
                                                      "aten::_native_batch_norm_legit",
                                                      "aten::_native_batch_norm_legit_no_training",
                                                      "aten::batch_norm_backward",
                                                      "aten::channel_shuffle",
-                                                     "aten::constant_pad_nd",
                                                      "aten::max_pool3d_with_indices",
                                                      "aten::max_pool3d_with_indices_backward",
                                                      "aten::max_unpool2d",
@@ -80,6 +79,7 @@ ResultOrder result_order(std::string_view name, bool on_cpu) {
   if (is_in(kImage, name)) return ResultOrder::kImage;
   if (is_in(kConvolution, name)) return ResultOrder::kConvolution;
   if (is_in(kImageOnCpu, name)) return on_cpu ? ResultOrder::kImage : ResultOrder::kRowMajor;
+  if (name == "aten::constant_pad_nd") return ResultOrder::kAsMetaOfWhole;
   return ResultOrder::kAsMeta;
 }
 

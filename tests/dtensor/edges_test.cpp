@@ -518,6 +518,13 @@ TESSERA_RANKS_TEST_CASE("a padded image of single pixels is row-major on every r
   const at::Tensor stays =
       from_local(piece_of(pixels, mesh, {S0}), mesh, {S0}, {.shape = {{4, 1, 2}}, .stride = {{2, 8, 1}}});
   CHECK(same(full_tensor(padded(stays)), padded(pixels)));
+  // A pad that adds nothing keeps any order.
+  const at::Tensor columns = sample({4, 3, 5}).transpose(1, 2);
+  const auto shortened = [](const at::Tensor& t) {
+    return at::constant_pad_nd(t, {0, -1}).transpose(1, 2).view({4, -1});
+  };
+  const at::Tensor cut = spread(columns.transpose(1, 2), mesh, {S0}).transpose(1, 2);
+  CHECK(same(full_tensor(shortened(cut)), shortened(columns)));
 }
 
 TESSERA_RANKS_TEST_CASE("gradients that are scaled back into other tensors stay as they were", {2}) {

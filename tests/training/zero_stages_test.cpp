@@ -269,6 +269,17 @@ TEST_CASE("conjugate views, and values taken over from a tensor that was written
         linear->weight.set_data(bank.select(0, i % 2));
         CHECK(full_tensor(at::matmul(in, linear->weight)).equal(values * (4 + i % 2)));
       }
+      // Views of one element on, with other strides or conjugated.
+      const at::Tensor wide = at::stack({values, values * 6}, 1);
+      const at::Tensor both = distribute_tensor(wide, mesh, {Shard(0), Replicate()});
+      for (int64_t i = 0; i < 2; ++i) {
+        linear->weight.set_data(both.select(1, 0));
+        CHECK(full_tensor(at::matmul(in, linear->weight)).equal(values));
+        linear->weight.set_data(both.select(1, 0).conj());
+        CHECK(full_tensor(at::matmul(in, linear->weight)).equal(values.conj()));
+        linear->weight.set_data(both.view({6, 6, 2}).select(2, 0));
+        CHECK(full_tensor(at::matmul(in, linear->weight)).equal(wide.view({6, 6, 2}).select(2, 0)));
+      }
     }
   });
 }

@@ -365,6 +365,7 @@ TEST_CASE("computed buffers whose operators LibTorch cannot run without values: 
       {"bucketize", [] { return torch::bucketize(torch::arange(5), torch::arange(3)); }},
       {"histc", [&] { return torch::histc(angles(), 4, 0, 8); }},
       {"max", [&] { return angles() / angles().max(); }},
+      {"floor_divide", [] { return torch::floor_divide(torch::arange(6), torch::full({6}, 2, torch::kLong)); }},
       {"written to", [&] {
          at::Tensor out = torch::ones({2, 3});
          torch::roll_out(out, torch::arange(6).to(torch::kFloat).view({2, 3}), 1, 1);
@@ -384,13 +385,23 @@ TEST_CASE("computed buffers whose operators LibTorch cannot run without values: 
       CHECK(at::allclose(to_local(made), want, 1e-6, 1e-6));
     }
   }
+  const at::Tensor table = torch::ones({4});
   const ShardedInit init(fake_mesh(0, {2}));
   const at::Tensor ids = torch::arange(4);
-  for (const Make& make : {Make([&] { return torch::nonzero(ids); }), Make([&] { return torch::bincount(ids); }),
-                           Make([&] { return ids.index({ids > 1}); }), Make([&] { return torch::one_hot(ids); })}) {
+  check_has(refusal([&] { table.copy_(ids); }), "a tensor with values would be written from one that has none");
+  check_has(refusal([&] { table.index_put_({ids}, torch::ones({4})); }), "a tensor with values would be written");
+  for (const Make& make :
+       {Make([&] { return torch::nonzero(ids); }), Make([&] { return torch::bincount(ids); }),
+        Make([&] { return ids.index({ids > 1}); }), Make([&] { return torch::one_hot(ids); }),
+        Make([&] { return torch::where(ids > 1)[0]; }), Make([&] { return ids.repeat_interleave(ids); }),
+        Make([&] { return ids.narrow(0, ids.select(0, 1), 2); })}) {
     const std::string text = refusal([&] { make(); });
     check_has(text, "ShardedInit");
     CHECK(text.find("PT2") == std::string::npos);
+  }
+  {
+    const tessera::detail::NotDeferred outside;
+    CHECK(table.equal(torch::ones({4})));
   }
 }
 
