@@ -95,15 +95,25 @@ const at::IValue* find(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> 
   return at ? &args[static_cast<std::size_t>(*at)] : nullptr;
 }
 
-// Says whether the operator makes a tensor from sizes and options alone, which is to be recorded.
+// Says whether the operator makes a tensor from sizes and options alone, which is to be recorded. The device counts for
+// nothing: options of a tensor without values name the meta device.
 bool makes(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args) {
   const at::IValue* const device = find(op, args, "device");
-  if (device == nullptr || (device->isDevice() && device->toDevice().is_meta())) return false;
+  if (device == nullptr) return false;
   const at::IValue* const layout = find(op, args, "layout");
   if (layout != nullptr && layout->isInt() && layout->toLayout() != at::kStrided) return false;
   bool any = false;
   each_tensor_of(args, [&](const at::Tensor& t) { any |= t.defined(); });
   return !any;
+}
+
+// Makes copy = true of a call of `to` that names a device. A tensor without values says that it is on the meta device,
+// so that Module::clone(device) takes a copy for granted; on the meta device `to` would return the tensor itself.
+void copy_to_device(const c10::OperatorHandle& op, Stack& args) {
+  const auto device = op.schema().argumentIndexWithName("device"), copy = op.schema().argumentIndexWithName("copy");
+  if (op.schema().name() != "aten::to" || !device || !copy) return;
+  const at::IValue& given = args[static_cast<std::size_t>(*device)];
+  if (given.isDevice() && !given.toDevice().is_meta()) args[static_cast<std::size_t>(*copy)] = true;
 }
 
 // Changes the arguments to those that the meta device takes.
@@ -112,6 +122,7 @@ void to_meta(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> given, Sta
     const std::string& name = op.schema().arguments()[i].name();
     at::IValue& value = stack[stack.size() - given.size() + i];
     if (name == "device" || value.isDevice()) value = c10::Device(c10::kMeta);
+    if (name == "copy") value = given[i];
     if (name == "pin_memory" || value.isGenerator()) value = at::IValue();
   }
 }
@@ -204,9 +215,14 @@ bool sizes_depend_on_values(const c10::OperatorHandle& op) {
          untagged.contains(name.overload_name.empty() ? name.name : name.name + "." + name.overload_name);
 }
 
+void refuse_sparse(const c10::OperatorHandle& op, const at::Tensor& result) {
+  if (result.layout() != at::kStrided) refuse(op, "it makes a sparse tensor, and only dense ones are cut over ranks");
+}
+
 // Returns the tensor without values that has the sizes of `result`: the argument that was written, or a new one.
 at::Tensor on_meta(const c10::OperatorHandle& op, const at::Tensor& result, const std::vector<StandIn>& inputs) {
   if (!result.defined()) return result;
+  refuse_sparse(op, result);
   for (const StandIn& each : inputs) {
     if (!result.is_alias_of(each.filled)) continue;
     if (!result.is_same(each.filled)) refuse(op, "which part its result views depends on values");
@@ -259,12 +275,35 @@ Stack call_on_memory(const c10::OperatorHandle& op, const Recorded& call, const 
   }
 }
 
+// Returns the arguments with tensors without values in the place of those that have some and are only read: most
+// operators want all tensors on one device.
+Stack all_on_meta(const c10::OperatorHandle& op, Stack args) {
+  const std::size_t first = args.size() - op.schema().arguments().size();
+  for (std::size_t i = 0; i < op.schema().arguments().size(); ++i) {
+    const auto* const alias = op.schema().arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) continue;
+    replace_tensors(args[first + i], [&](const at::Tensor& t, std::size_t) {
+      if (!t.defined() || is_deferred(t) || t.dim() == 0 || t.layout() != at::kStrided) return t;
+      return at::empty_strided(t.sizes(), t.strides(), t.options().device(c10::kMeta));
+    });
+  }
+  return args;
+}
+
 // Runs the operator on the meta device, for the sizes of its results.
 void call_on_meta(const c10::OperatorHandle& op, const Recorded& call, Stack& stack) {
   const Stack given = stack;
   const auto args = given.end() - static_cast<std::ptrdiff_t>(call.args.size());
   try {
-    op.callBoxed(stack);
+    try {
+      op.callBoxed(stack);
+    } catch (const c10::NotImplementedError&) {
+      throw;
+    } catch (const c10::Error&) {
+      if (call.plain.empty()) throw;
+      stack = all_on_meta(op, given);
+      op.callBoxed(stack);
+    }
   } catch (const c10::NotImplementedError&) {
     if (sizes_depend_on_values(op)) {
       refuse(op, "the sizes of its result depend on values, and a tensor that was made under the guard has none yet");
@@ -278,7 +317,8 @@ void call_on_meta(const c10::OperatorHandle& op, const Recorded& call, Stack& st
 void record(const c10::OperatorHandle& op, const std::shared_ptr<Tape>& tape, Stack& stack) {
   const c10::ArrayRef<at::IValue> args = torch::jit::last(stack, op.schema().arguments().size());
   Recorded call = read(op, args, *tape);
-  to_meta(op, args, stack);
+  copy_to_device(op, call.args);
+  to_meta(op, call.args, stack);
   call_on_meta(op, call, stack);
   for (const at::Tensor& t : results_of(op, stack)) {
     if (!t.defined()) {
@@ -288,6 +328,7 @@ void record(const c10::OperatorHandle& op, const std::shared_ptr<Tape>& tape, St
     if (!t.is_meta()) {
       refuse(op, "it returns a tensor with values from one that has none");
     }
+    refuse_sparse(op, t);
     mark(t, tape);
     call.results.emplace_back(t);
     call.touched.push_back(call.results.back()->memory());

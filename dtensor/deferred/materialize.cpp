@@ -78,6 +78,9 @@ class Replay {
   const at::Tensor& value(const Elements& elements) const {
     const auto found = values_.find(elements);
     if (found == values_.end()) throw std::invalid_argument("it views memory that no recorded operator has given it");
+    if (found->second.sizes() != at::IntArrayRef(elements.sizes)) {
+      throw std::invalid_argument("another tensor of the same elements has been given another shape in place");
+    }
     return found->second;
   }
 
@@ -89,16 +92,21 @@ class Replay {
       if (stack[i].isDevice() || call.op.schema().arguments()[i].name() == "device") stack[i] = mesh_.device();
       replace_tensors(stack[i], [&](const at::Tensor& t, std::size_t index) {
         if (next == call.inputs.end() || next->arg != i || next->index != index) return t;
-        return value((next++)->elements);
+        const at::Tensor& found = value((next++)->elements);
+        // Other tensors of these elements keep their shape.
+        return call.op.hasTag(at::Tag::inplace_view) ? found.detach() : found;
       });
     }
   }
 
   void keep_results(const Recorded& call, torch::jit::Stack& stack) {
     std::size_t next = 0;
-    const auto keep = [&](const at::Tensor& t) {
+    const auto keep = [&](const at::Tensor& given) {
       const std::optional<Elements>& elements = call.results.at(next++);
       if (!elements) return;
+      // Of plain and deferred tensors `to` and type_as make plain ones, which may be the plain argument itself.
+      const at::Tensor t =
+          is_dtensor(given) ? given : wrap(given.to(mesh_.device()).clone(), replicated_spec(mesh_, given));
       refuse_whole(*elements, meta(t).spec->sharded);
       if (t.scalar_type() != elements->dtype) {
         throw std::invalid_argument(fmt::format(
@@ -152,13 +160,16 @@ class Replay {
   // Returns what a call without tensors among its arguments makes.
   at::Tensor made(const Recorded& call, torch::jit::Stack& stack) const {
     const Elements& result = call.results.at(0).value();
-    const SpecPtr spec = intern_spec(mesh_, layout_for(result), result.sizes, result.dtype);
+    const bool is_dense =
+        at::empty_strided(result.sizes, result.strides, at::TensorOptions(c10::kMeta)).is_non_overlapping_and_dense();
+    const SpecPtr spec = intern_spec(mesh_, layout_for(result), result.sizes,
+                                     is_dense ? result.strides : contiguous_strides(result.sizes), result.dtype);
     const at::TensorOptions options = at::TensorOptions(result.dtype).device(mesh_.device());
     const auto number = [&](const char* name) {
       return stack[static_cast<std::size_t>(call.op.schema().argumentIndexWithName(name).value())].toScalar();
     };
     const auto of = [&](const at::Scalar& value) { return wrap(at::full(spec->local_sizes, value, options), spec); };
-    const auto blank = [&] { return wrap(at::empty(spec->local_sizes, options), spec); };
+    const auto blank = [&] { return wrap(at::empty_strided(spec->local_sizes, dense_strides(*spec), options), spec); };
     const std::string& name = call.op.schema().name();
     if (name == "aten::zeros") return of(0);
     if (name == "aten::ones") return of(1);

@@ -317,7 +317,7 @@ TEST_CASE("refused: reading values, operators outside the guard, a whole tempora
               "every rank would hold a whole tensor [8]");
 
     const at::Tensor random = torch::empty({2}, torch::kMeta), copied = torch::empty({2});
-    CHECK_FALSE(tessera::detail::is_deferred(random));
+    CHECK(tessera::detail::is_deferred(random));  // as options of a tensor without values name that device too
     at::Tensor plain;
     {
       const tessera::detail::NotDeferred outside;
@@ -403,6 +403,62 @@ TEST_CASE("computed buffers whose operators LibTorch cannot run without values: 
     const tessera::detail::NotDeferred outside;
     CHECK(table.equal(torch::ones({4})));
   }
+}
+
+TEST_CASE("constructors that mix tensors with values and without, take options of others, and clone modules") {
+  using torch::indexing::Slice;
+  const at::Tensor table = at::arange(16, at::kFloat).reshape({4, 4}), rates = at::arange(4, at::kFloat);
+  struct Pair {
+    std::string name;
+    std::function<at::Tensor(const at::Tensor& w)> make;
+  };
+  const std::vector<Pair> made = {
+      {"to(other)", [&](const at::Tensor& w) { return table.to(w); }},
+      {"type_as", [&](const at::Tensor& w) { return table.to(at::kDouble).type_as(w); }},
+      {"options", [](const at::Tensor& w) { return torch::arange(4, w.options()) + 1; }},
+      {"index_put_ of a number",
+       [](const at::Tensor&) {
+         at::Tensor mask = torch::zeros({4, 4});
+         mask.index_put_({Slice(), Slice(0, 2)}, 1.0);
+         return mask;
+       }},
+      {"outer", [&](const at::Tensor&) { return torch::outer(torch::arange(3, torch::kFloat), rates); }},
+      {"product",
+       [&](const at::Tensor&) {
+         return torch::ones({4, 4}) * table;
+       }},
+      {"rows", [&](const at::Tensor&) { return table.index({torch::arange(2)}); }},
+      {"another shape in place",
+       [](const at::Tensor& w) {
+         w.detach().t_().select(0, 0).fill_(7);
+         return w.detach().clone();
+       }},
+      {"channels-last", [](const at::Tensor&) {
+         at::Tensor t = torch::empty({2, 3, 2, 2}, at::TensorOptions(), at::MemoryFormat::ChannelsLast).fill_(1);
+         t.permute({0, 2, 3, 1}).flatten().slice(0, 0, 5).zero_();
+         return t;
+       }}};
+  for (const Pair& each : made) {
+    CAPTURE(each.name);
+    const at::Tensor want = each.make(torch::ones({4, 4}));
+    for (const int64_t rank : {0, 1}) {
+      const DeviceMesh mesh = fake_mesh(rank, {2});
+      std::optional<ShardedInit> init(std::in_place, mesh);
+      const at::Tensor got = each.make(torch::ones({4, 4}));
+      init.reset();
+      distribute_in_place(got, mesh, {Replicate()});
+      CHECK(same(to_local(got), want));
+    }
+  }
+  std::optional<ShardedInit> init(std::in_place, fake_mesh(0, {2}));
+  torch::nn::Linear first(2, 2);
+  const auto second = std::dynamic_pointer_cast<torch::nn::LinearImpl>(first->clone(c10::Device(c10::kCPU)));
+  check_has(refusal([] { torch::sparse_coo_tensor({4, 4}, torch::kFloat); }), "it makes a sparse tensor");
+  check_has(refusal([] { torch::eye(3).to_sparse(); }), "it makes a sparse tensor");
+  init.reset();
+  distribute_in_place(first->weight, fake_mesh(0, {2}), {Replicate()});
+  distribute_in_place(second->weight, fake_mesh(0, {2}), {Replicate()});
+  CHECK_FALSE(to_local(first->weight).is_alias_of(to_local(second->weight)));
 }
 
 TEST_CASE("under the guard the library's own tensors are real: layouts, gradients, pieces, collectives") {
