@@ -33,7 +33,8 @@ void Hookable::set_place(std::string path, std::shared_ptr<World> world) {
 
 void Hookable::run_pre_hooks(std::vector<at::Tensor>& inputs) const {
   const std::size_t count = inputs.size();
-  for (const auto& entry : pre_hooks_) {
+  const auto hooks = pre_hooks_;  // a hook may remove or add some
+  for (const auto& entry : hooks) {
     guard(entry.throws_alike, "forward pre-hook", [&] {
       entry.hook(inputs);
       check_count("arguments", count, inputs.size());
@@ -43,7 +44,8 @@ void Hookable::run_pre_hooks(std::vector<at::Tensor>& inputs) const {
 
 void Hookable::run_hooks(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs) const {
   const std::size_t count = outputs.size();
-  for (const auto& entry : hooks_) {
+  const auto hooks = hooks_;
+  for (const auto& entry : hooks) {
     guard(entry.throws_alike, "forward hook", [&] {
       entry.hook(inputs, outputs);
       check_count("results", count, outputs.size());

@@ -34,15 +34,27 @@ std::string type_of(const Module& module) {
   return out;
 }
 
-// A traced MultiheadAttention has no attributes. The number of heads is the constant by which its code divides the
-// features with a rounding mode. Returns 0 where there is no such constant, or several that differ.
-int64_t traced_heads(const torch::jit::Block& block, int64_t embed_dim) {
+// Returns the number in a node's input, or 0 where it is no constant.
+int64_t constant_in(const torch::jit::Node& node, std::size_t input) {
+  const auto value = torch::jit::toIValue(node.input(input));
+  if (!value || !(value->isTensor() || value->isInt())) return 0;
+  return value->isInt() ? value->toInt() : value->toTensor().item<int64_t>();
+}
+
+// Returns the number of heads that the code of a traced MultiheadAttention, which has no attributes, or of a traced
+// encoder layer with one tells: that of LibTorch's operators for inference, or that by which the features are divided
+// with a rounding mode. Returns 0 where there is no such constant, or several that differ.
+int64_t traced_heads(const Module& module, int64_t embed_dim) {
+  static const auto kAttention = c10::Symbol::fromQualString("aten::_native_multi_head_attention");
+  static const auto kEncoderLayer = c10::Symbol::fromQualString("aten::_transformer_encoder_layer_fwd");
+  const auto forward = module.find_method("forward");
+  if (!forward) return 0;
   int64_t found = 0;
-  for (const torch::jit::Node* node : block.nodes()) {
-    if (node->kind() != c10::aten::div || node->inputs().size() != 3) continue;
-    const auto divisor = torch::jit::toIValue(node->input(1));
-    if (!divisor || !(divisor->isTensor() || divisor->isInt())) continue;
-    const int64_t heads = divisor->isInt() ? divisor->toInt() : divisor->toTensor().item<int64_t>();
+  for (const torch::jit::Node* node : forward->graph()->block()->nodes()) {
+    const bool divides = node->kind() == c10::aten::div && node->inputs().size() == 3;
+    if (!divides && node->kind() != kAttention && node->kind() != kEncoderLayer) continue;
+    const int64_t heads = constant_in(*node, divides ? 1 : node->kind() == kAttention ? 4 : 2);
+    if (heads == 0 && divides) continue;
     if (heads < 1 || embed_dim % heads != 0 || (found != 0 && found != heads)) return 0;
     found = heads;
   }
@@ -63,8 +75,8 @@ void note_attention(ModuleNode& node, const Module& module) {
   const at::IValue heads = option_of(module, "num_heads");
   if (!heads.isNone()) {
     node.num_heads = heads.toInt();
-  } else if (const auto forward = module.find_method("forward")) {
-    node.num_heads = traced_heads(*forward->graph()->block(), node.embed_dim);
+  } else {
+    node.num_heads = traced_heads(module, node.embed_dim);
   }
 }
 
@@ -109,6 +121,10 @@ std::size_t add_module(ModuleTree& tree, const Module& module, const std::string
   note_kind(node, module);
   for (const auto& item : module.named_children()) {
     const std::size_t child = add_module(tree, item.value, joined_path(path, item.name));
+    // A layer that was traced in eval() calls one operator, and its attention has no code.
+    if (tree[child].kind == ModuleKind::kAttention && tree[child].num_heads == 0) {
+      tree[child].num_heads = traced_heads(module, tree[child].embed_dim);
+    }
     tree[index].children.emplace_back(item.name, child);
   }
   return index;
@@ -118,16 +134,16 @@ std::size_t add_module(ModuleTree& tree, const Module& module, const std::string
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
   throw std::invalid_argument(
-      fmt::format("parallelize_module: {} is a frozen or optimized TorchScript module ({}): its weights are constants "
-                  "of its code, so no style can lay them out. Load the module as it was before torch.jit.freeze, "
-                  "optimize_for_inference or optimize_for_mobile, and parallelize that",
+      fmt::format("parallelize_module: {} is a frozen, optimized or quantized TorchScript module ({}): its weights are "
+                  "constants of its code or packed, so no style can lay them out. Load the module as it was before "
+                  "torch.jit.freeze, optimize_for_inference, optimize_for_mobile or its quantization, and parallelize "
+                  "that",
                   shown_path(path), what));
 }
 
 // Says whether an optimizer puts this operator in the place of LibTorch's own, with weights packed for it.
 bool is_packed(std::string_view name) {
-  constexpr std::array kNamespaces = {"mkldnn",  "mkldnn_prepacked", "prepacked", "quantized",
-                                      "xnnpack", "tensorexpr",       "cuda"};
+  constexpr std::array kNamespaces = {"mkldnn", "mkldnn_prepacked", "prepacked", "quantized", "xnnpack", "tensorexpr"};
   for (const std::string_view space : kNamespaces) {
     if (name.starts_with(space) && name.substr(space.size()).starts_with("::")) return true;
   }
@@ -239,23 +255,16 @@ struct Reach {
 };
 template struct Reach<&torch::jit::GraphFunction::executors_>;
 
-void forget_compiled(std::optional<torch::jit::GraphExecutor>& executor) {
-  try {
-    executor->debugFlushCompilationCache();
-  } catch (const c10::Error&) {  // TorchScript's older executor has no such function
-    executor.reset();
-  }
-}
-
-// Drops the compiled code, so that later calls are compiled for the tensors that they get.
+// Drops the compiled code. From now on functions run as they are written, which the optimizer would change: also where
+// the module itself or a copy of it, which shares the functions, is called.
 void forget_compiled(const Module& root) {
   for (const auto& item : root.named_modules()) {
     for (torch::jit::Function* const each : functions_of(item.value)) {
       torch::jit::GraphFunction* const function = torch::jit::tryToGraphFunction(*each);
       if (function == nullptr) continue;
-      for (auto& executor : executors_of(*function)) {
-        if (executor) forget_compiled(executor);
-      }
+      for (auto& executor : executors_of(*function)) executor.reset();
+      function->clear_optimized_graphs();
+      function->_set_initial_executor_execution_mode(torch::jit::SIMPLE);
     }
   }
 }
@@ -267,7 +276,9 @@ void see(detail::BatchCheck& batch, const at::IValue& argument) {
     for (const at::IValue& each : argument.toTupleRef().elements()) see(batch, each);
   } else if (argument.isList()) {
     for (const at::IValue& each : argument.toListRef()) see(batch, each);
-  } else if (argument.isObject() || argument.isGenericDict()) {
+  } else if (argument.isGenericDict()) {
+    for (const auto& each : argument.toGenericDict()) see(batch, each.value());
+  } else if (argument.isObject()) {
     batch.see_unknown();
   }
 }

@@ -15,8 +15,9 @@
 namespace tessera {
 
 // A TorchScript module whose forward is called under ImplicitReplication, as Parallelized does for torch::nn. While
-// forward runs, TorchScript's optimizer is off on this thread: it rewrites addmm as mm and add, which would lose
-// addmm's contract, and its fused CUDA kernels read data pointers, which DTensors do not have.
+// forward runs, TorchScript's optimizer is off on this thread, and it never acts on the module's functions: it rewrites
+// addmm as mm and add, which would lose addmm's contract, and its fused CUDA kernels read data pointers, which DTensors
+// do not have. TorchScript throws what an operator throws as std::runtime_error, with its text.
 // Where several ranks split the batch, unless under InferenceMode, a call with plain tensors and no DTensor throws
 // std::invalid_argument; see ParallelizeOptions::allow_plain.
 //   auto tp = parallelize_module(script, mesh, plan);   tp(ids).toTensor();   tp->eval();
@@ -50,7 +51,8 @@ class ParallelizedScript {
 // patterns, styles and options. A module's type is its qualified name without "__torch__." and mangling. Styles treat
 // torch.nn.modules.linear.Linear as Linear, torch.nn.modules.sparse.Embedding as Embedding,
 // torch.nn.modules.activation.MultiheadAttention as an attention, and classes called Conv1D as GPT-2's. Code that
-// earlier calls compiled is dropped, since it was specialized for plain tensors.
+// earlier calls compiled is dropped, since it was specialized for plain tensors, and TorchScript's optimizer no longer
+// acts on the module's functions, which copies of the module share.
 // Communication and errors are those for torch::nn. It also throws std::invalid_argument for a frozen or optimized
 // module, whose weights are constants of its code, and for a Prepare style, which needs hooks.
 ParallelizedScript parallelize_module(const torch::jit::Module& module, const DeviceMesh& mesh,

@@ -260,6 +260,19 @@ TEST_CASE("hooks are removed by their number") {
       std::invalid_argument);
 }
 
+TEST_CASE("a hook may remove itself and add others, which the next call runs") {
+  Double m(10);
+  int64_t own = -1;
+  own = m->register_forward_pre_hook([&](std::vector<at::Tensor>& inputs) {
+    m->remove_hook(own);
+    for (int i = 0; i < 8; ++i) m->register_forward_pre_hook(add_one);
+    add_one(inputs);
+  });
+  m->register_forward_pre_hook(add_one);
+  CHECK(value(m(number(1))) == 30);
+  CHECK(value(m(number(1))) == 100);
+}
+
 TEST_CASE("a hook that changes the number of tensors is refused") {
   Double m;
   m->register_forward_pre_hook([](std::vector<at::Tensor>& inputs) { inputs.clear(); });

@@ -191,6 +191,10 @@ def main():
     torch.jit.script(Encodes(True).eval()).save(folder / "encodes_norm_first_in_eval.pt")
     torch.jit.trace(Attends(True), x).save(folder / "attends_traced.pt")
     torch.jit.trace(Attends(False, batch_first=True), x).save(folder / "attends_traced_without_weights.pt")
+    with torch.no_grad():
+        for name, module in (("attends", Attends(False, batch_first=True)), ("encodes", Encodes(False))):
+            traced = torch.jit.trace(module.eval(), x, check_trace=False)
+            traced.save(folder / f"{name}_traced_in_eval.pt")
     torch.jit.trace(Conv1DMlp(), x).save(folder / "conv1d.pt")
     embedding = nn.Sequential(nn.Embedding(13, 12, max_norm=1.0))
     torch.jit.script(embedding).save(folder / "renormalized.pt")

@@ -156,6 +156,41 @@ TEST_CASE("a module that was called before, with plain tensors, is specialized a
   });
 }
 
+TEST_CASE("calls of the module itself and of its copies do not bring TorchScript's optimizer back") {
+  run_in_process(2, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+    const at::Tensor x = at::arange(72, at::kDouble).view({2, 3, 12}) / 10;
+    torch::jit::Module module = load("conv1d").attr("c_fc").toModule(), copy = module.deepcopy();
+    auto tp = parallelize_module(module, mesh, ColwiseParallel({.output_layouts = Replicate()}));
+    at::Tensor whole;
+    for (int call = 0; call < 4; ++call) whole = copy.forward({x}).toTensor();
+    // The optimizer would make mm and add of addmm, which has the contract.
+    const at::Tensor got = tp(x).toTensor();
+    CHECK(placements_of(got) == Placements{Replicate()});
+    CHECK(scaled_difference(got.detach(), whole) <= 1e-12);
+  });
+}
+
+TEST_CASE("modules that were traced in eval() call LibTorch's operators for inference, and are cut by heads too") {
+  const at::Tensor x = rows().at(4).input;
+  for (const auto& [name, plan] :
+       {std::pair{"attends_traced_in_eval", kAttends}, {"encodes_traced_in_eval", kEncodes}}) {
+    for (const int64_t size : {1, 2, 3}) {
+      run_in_process(size, [&, name = std::string(name), &plan = plan](const std::shared_ptr<World>& world) {
+        CAPTURE(name);
+        CAPTURE(size);
+        const DeviceMesh mesh = init_device_mesh("cpu", {size}, {"tp"}, world);
+        torch::jit::Module reference = load(name), module = load(name);
+        auto tp = parallelize_module(module, mesh, plan);
+        const torch::NoGradGuard no_grad;
+        for (int call = 0; call < 3; ++call) {
+          CHECK(scaled_difference(tp(x).toTensor(), reference.forward({x}).toTensor()) <= 1e-12);
+        }
+      });
+    }
+  }
+}
+
 TEST_CASE("a call runs the hooks of the module's type, and forward alone does not") {
   run_in_process(2, [](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
@@ -441,7 +476,7 @@ TEST_CASE("refused: frozen and optimized modules, Prepare styles, other types, a
                                 [&](const DeviceMesh& mesh) { parallelize_module(load(name), mesh, plan); });
   };
   for (const std::string name : {"frozen", "frozen_with_training", "optimized"}) {
-    refused(name, {}, "is a frozen or optimized TorchScript module");
+    refused(name, {}, "is a frozen, optimized or quantized TorchScript module");
     refused(name, kMlp, "Load the module as it was before torch.jit.freeze");
   }
   refused("mlp", {{"", PrepareModuleInput({.input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}})}},
@@ -474,7 +509,7 @@ TEST_CASE("a compute_dtype that one rank gives is refused on every rank") {
   });
 }
 
-TEST_CASE("where several ranks split the batch, tuples and lists among the arguments are looked into") {
+TEST_CASE("where several ranks split the batch, tuples, lists and dictionaries among the arguments are looked into") {
   torch::jit::Module first("First"), shaped("Shaped");
   first.define("def forward(self, x: Tuple[int, Tensor]):\n    return x[1]\n");
   shaped.define("def forward(self, x, sizes: List[int]):\n    return x\n");
@@ -492,4 +527,22 @@ TEST_CASE("where several ranks split the batch, tuples and lists among the argum
   const at::Tensor batch = from_local(x, mesh, {Shard(0), Replicate()});
   CHECK_NOTHROW(call_first(mesh, batch));
   CHECK_NOTHROW(call_shaped(mesh, batch));
+
+  torch::jit::Module named("Named"), optioned("Optioned");
+  named.define("def forward(self, x: Dict[str, Tensor]):\n    return x['x']\n");
+  optioned.define("def forward(self, x, options: Dict[str, int]):\n    return x\n");
+  c10::Dict<std::string, int64_t> options;
+  options.insert("steps", 2);
+  const auto call_named = [&](const DeviceMesh& on, const at::Tensor& value) {
+    c10::Dict<std::string, at::Tensor> inputs;
+    inputs.insert("x", value);
+    parallelize_module(named, on, {}, {.src_rank = kNoSource})(inputs);
+  };
+  const auto call_optioned = [&](const DeviceMesh& on, const at::Tensor& value) {
+    parallelize_module(optioned, on, {}, {.src_rank = kNoSource})(value, options);
+  };
+  check_refused_on_every_rank({2, 1}, {"dp", "tp"}, text, [&](const DeviceMesh& on) { call_named(on, x); });
+  check_refused_on_every_rank({2, 1}, {"dp", "tp"}, text, [&](const DeviceMesh& on) { call_optioned(on, x); });
+  CHECK_NOTHROW(call_named(mesh, batch));
+  CHECK_NOTHROW(call_optioned(mesh, batch));
 }
