@@ -7,18 +7,18 @@
 namespace tessera {
 
 int64_t Hookable::register_forward_pre_hook(PreHook hook, bool throws_alike) {
-  pre_hooks_.push_back({next_, throws_alike, std::move(hook)});
+  pre_hooks_.entries.push_back(std::make_shared<Entry<PreHook>>(Entry<PreHook>{next_, throws_alike, std::move(hook)}));
   return next_++;
 }
 
 int64_t Hookable::register_forward_hook(Hook hook, bool throws_alike) {
-  hooks_.push_back({next_, throws_alike, std::move(hook)});
+  hooks_.entries.push_back(std::make_shared<Entry<Hook>>(Entry<Hook>{next_, throws_alike, std::move(hook)}));
   return next_++;
 }
 
 void Hookable::remove_hook(int64_t id) {
-  const auto has_id = [id](const auto& entry) { return entry.id == id; };
-  if (std::erase_if(pre_hooks_, has_id) + std::erase_if(hooks_, has_id) == 0) {
+  const auto has_id = [id](const auto& entry) { return entry->id == id; };
+  if (std::erase_if(pre_hooks_.entries, has_id) + std::erase_if(hooks_.entries, has_id) == 0) {
     throw std::invalid_argument(
         fmt::format("remove_hook: there is no hook {}; give a number that register_forward_pre_hook or "
                     "register_forward_hook returned",
@@ -33,10 +33,10 @@ void Hookable::set_place(std::string path, std::shared_ptr<World> world) {
 
 void Hookable::run_pre_hooks(std::vector<at::Tensor>& inputs) const {
   const std::size_t count = inputs.size();
-  const auto hooks = pre_hooks_;  // a hook may remove or add some
-  for (const auto& entry : hooks) {
-    guard(entry.throws_alike, "forward pre-hook", [&] {
-      entry.hook(inputs);
+  const auto running = pre_hooks_.entries;
+  for (const auto& entry : running) {
+    guard(entry->throws_alike, "forward pre-hook", [&] {
+      entry->hook(inputs);
       check_count("arguments", count, inputs.size());
     });
   }
@@ -44,10 +44,10 @@ void Hookable::run_pre_hooks(std::vector<at::Tensor>& inputs) const {
 
 void Hookable::run_hooks(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs) const {
   const std::size_t count = outputs.size();
-  const auto hooks = hooks_;
-  for (const auto& entry : hooks) {
-    guard(entry.throws_alike, "forward hook", [&] {
-      entry.hook(inputs, outputs);
+  const auto running = hooks_.entries;
+  for (const auto& entry : running) {
+    guard(entry->throws_alike, "forward hook", [&] {
+      entry->hook(inputs, outputs);
       check_count("results", count, outputs.size());
     });
   }

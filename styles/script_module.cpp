@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -248,25 +249,64 @@ void check_unfrozen(const Module& root) {
 // has no way to ask for it: get_executor would compile what is missing, and LibTorch's pass for autocast crashes on
 // some functions, such as a MultiheadAttention's.
 using Executors = std::array<std::optional<torch::jit::GraphExecutor>, 4>;
+using Mode = std::optional<torch::jit::ExecutorExecutionMode>;
 Executors& executors_of(torch::jit::GraphFunction& function);
 template <Executors torch::jit::GraphFunction::*Member>
 struct Reach {
   friend Executors& executors_of(torch::jit::GraphFunction& function) { return function.*Member; }
 };
 template struct Reach<&torch::jit::GraphFunction::executors_>;
+// Likewise the mode in which a function is compiled, and the mutex that guards both.
+Mode& mode_of(torch::jit::GraphFunction& function);
+template <Mode torch::jit::GraphFunction::*Member>
+struct ReachMode {
+  friend Mode& mode_of(torch::jit::GraphFunction& function) { return function.*Member; }
+};
+template struct ReachMode<&torch::jit::GraphFunction::executor_execution_mode_>;
+std::recursive_mutex& mutex_of(torch::jit::GraphFunction& function);
+template <std::recursive_mutex torch::jit::GraphFunction::*Member>
+struct ReachMutex {
+  friend std::recursive_mutex& mutex_of(torch::jit::GraphFunction& function) { return function.*Member; }
+};
+template struct ReachMutex<&torch::jit::GraphFunction::compile_mutex>;
 
-// Drops the compiled code. From now on functions run as they are written, which the optimizer would change: also where
-// the module itself or a copy of it, which shares the functions, is called.
-void forget_compiled(const Module& root) {
-  for (const auto& item : root.named_modules()) {
-    for (torch::jit::Function* const each : functions_of(item.value)) {
-      torch::jit::GraphFunction* const function = torch::jit::tryToGraphFunction(*each);
-      if (function == nullptr) continue;
-      for (auto& executor : executors_of(*function)) executor.reset();
-      function->clear_optimized_graphs();
-      function->_set_initial_executor_execution_mode(torch::jit::SIMPLE);
-    }
+// Adds the functions that a block calls, and those that these call.
+void add_called(const torch::jit::Block& block, std::set<torch::jit::GraphFunction*>& found);
+void add(torch::jit::Function* function, std::set<torch::jit::GraphFunction*>& found) {
+  torch::jit::GraphFunction* const code = function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
+  if (code != nullptr && found.insert(code).second) add_called(*code->graph()->block(), found);
+}
+void add_called(const torch::jit::Block& block, std::set<torch::jit::GraphFunction*>& found) {
+  for (const torch::jit::Node* node : block.nodes()) {
+    add(called_by(*node), found);
+    for (const torch::jit::Block* inner : node->blocks()) add_called(*inner, found);
   }
+}
+
+// Drops the compiled code of a function, unless this was done before. A thread may be inside of it, so it stays alive.
+void forget_compiled(torch::jit::GraphFunction& function) {
+  static auto* const dropped = new std::vector<torch::jit::GraphExecutor>();
+  static std::mutex of_dropped;
+  const std::lock_guard compiling(mutex_of(function));
+  if (mode_of(function) == torch::jit::SIMPLE) return;
+  for (auto& executor : executors_of(function)) {
+    if (!executor) continue;
+    const std::lock_guard lock(of_dropped);
+    dropped->push_back(*executor);
+    executor.reset();
+  }
+  function.clear_optimized_graphs();
+  function._set_initial_executor_execution_mode(torch::jit::SIMPLE);
+}
+
+// Makes the module's functions, and those that they call, run as they are written, which the optimizer would change:
+// from now on, also where the module itself or a copy of it, which shares them, is called.
+void forget_compiled(const Module& root) {
+  std::set<torch::jit::GraphFunction*> found;
+  for (const auto& item : root.named_modules()) {
+    for (torch::jit::Function* const each : functions_of(item.value)) add(each, found);
+  }
+  for (torch::jit::GraphFunction* const each : found) forget_compiled(*each);
 }
 
 void see(detail::BatchCheck& batch, const at::IValue& argument) {
@@ -362,7 +402,7 @@ ParallelizedScript parallelize_module(const Module& module, const DeviceMesh& me
   const auto tree = [&] {
     check_compute_dtype(options);
     ModuleTree made = tree_of(module);
-    forget_compiled(module);  // before anything is converted, so that a failure here leaves the module as it was
+    forget_compiled(module);  // before anything is converted; it stays so where the plan is refused
     return made;
   };
   return ParallelizedScript(

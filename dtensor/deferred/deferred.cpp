@@ -107,22 +107,12 @@ bool makes(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args) {
   return !any;
 }
 
-// Makes copy = true of a call of `to` that names a device. A tensor without values says that it is on the meta device,
-// so that Module::clone(device) takes a copy for granted; on the meta device `to` would return the tensor itself.
-void copy_to_device(const c10::OperatorHandle& op, Stack& args) {
-  const auto device = op.schema().argumentIndexWithName("device"), copy = op.schema().argumentIndexWithName("copy");
-  if (op.schema().name() != "aten::to" || !device || !copy) return;
-  const at::IValue& given = args[static_cast<std::size_t>(*device)];
-  if (given.isDevice() && !given.toDevice().is_meta()) args[static_cast<std::size_t>(*copy)] = true;
-}
-
 // Changes the arguments to those that the meta device takes.
 void to_meta(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> given, Stack& stack) {
   for (std::size_t i = 0; i < given.size(); ++i) {
     const std::string& name = op.schema().arguments()[i].name();
     at::IValue& value = stack[stack.size() - given.size() + i];
     if (name == "device" || value.isDevice()) value = c10::Device(c10::kMeta);
-    if (name == "copy") value = given[i];
     if (name == "pin_memory" || value.isGenerator()) value = at::IValue();
   }
 }
@@ -300,7 +290,6 @@ void call_on_meta(const c10::OperatorHandle& op, const Recorded& call, Stack& st
     } catch (const c10::NotImplementedError&) {
       throw;
     } catch (const c10::Error&) {
-      if (call.plain.empty()) throw;
       stack = all_on_meta(op, given);
       op.callBoxed(stack);
     }
@@ -317,8 +306,7 @@ void call_on_meta(const c10::OperatorHandle& op, const Recorded& call, Stack& st
 void record(const c10::OperatorHandle& op, const std::shared_ptr<Tape>& tape, Stack& stack) {
   const c10::ArrayRef<at::IValue> args = torch::jit::last(stack, op.schema().arguments().size());
   Recorded call = read(op, args, *tape);
-  copy_to_device(op, call.args);
-  to_meta(op, call.args, stack);
+  to_meta(op, args, stack);
   call_on_meta(op, call, stack);
   for (const at::Tensor& t : results_of(op, stack)) {
     if (!t.defined()) {

@@ -273,6 +273,17 @@ TEST_CASE("a hook may remove itself and add others, which the next call runs") {
   CHECK(value(m(number(1))) == 100);
 }
 
+TEST_CASE("a hook keeps its state from call to call, and that of a clone has its own") {
+  Double m(10);
+  m->register_forward_pre_hook(
+      [calls = 0](std::vector<at::Tensor>& inputs) mutable { inputs[0] = inputs[0] + calls++; });
+  CHECK(value(m(number(1))) == 10);
+  CHECK(value(m(number(1))) == 20);
+  Double copy(std::dynamic_pointer_cast<Double::Impl>(m->clone()));
+  CHECK(value(copy(number(1))) == 30);
+  CHECK(value(m(number(1))) == 30);
+}
+
 TEST_CASE("a hook that changes the number of tensors is refused") {
   Double m;
   m->register_forward_pre_hook([](std::vector<at::Tensor>& inputs) { inputs.clear(); });
