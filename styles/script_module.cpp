@@ -172,6 +172,24 @@ std::vector<torch::jit::Function*> functions_of(const Module& module) {
   return out;
 }
 
+using Functions = std::set<torch::jit::GraphFunction*>;
+using SeeNode = c10::function_ref<void(const torch::jit::Node&)>;
+
+// Calls `see` with each node of a function, and of those that it calls, and adds them to `seen`. Functions that are in
+// `seen` already are left out.
+void each_node(const torch::jit::Block& block, Functions& seen, SeeNode see);
+void each_node(torch::jit::Function* function, Functions& seen, SeeNode see) {
+  torch::jit::GraphFunction* const code = function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
+  if (code != nullptr && seen.insert(code).second) each_node(*code->graph()->block(), seen, see);
+}
+void each_node(const torch::jit::Block& block, Functions& seen, SeeNode see) {
+  for (const torch::jit::Node* node : block.nodes()) {
+    see(*node);
+    each_node(called_by(*node), seen, see);
+    for (const torch::jit::Block* inner : node->blocks()) each_node(*inner, seen, see);
+  }
+}
+
 // Checks the code of modules, with what it calls, each function once.
 class CodeCheck {
  public:
@@ -179,23 +197,12 @@ class CodeCheck {
 
   void check(const std::string& path, const Module& module) {
     path_ = path;
-    for (torch::jit::Function* const function : functions_of(module)) check(function);
-  }
-
- private:
-  void check(torch::jit::Function* function) {
-    torch::jit::GraphFunction* const code = function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
-    if (code != nullptr && seen_.insert(code).second) check(*code->graph()->block());
-  }
-
-  void check(const torch::jit::Block& block) {
-    for (const torch::jit::Node* node : block.nodes()) {
-      check(*node);
-      check(called_by(*node));
-      for (const torch::jit::Block* inner : node->blocks()) check(*inner);
+    for (torch::jit::Function* const function : functions_of(module)) {
+      each_node(function, seen_, [this](const torch::jit::Node& node) { check(node); });
     }
   }
 
+ private:
   void check(const torch::jit::Node& node) const {
     const std::string name = node.kind().toQualString();
     if (is_packed(name)) refuse(path_, "it calls " + name);
@@ -215,7 +222,7 @@ class CodeCheck {
 
   std::string path_;
   const bool weights_may_be_constants_;
-  std::set<const torch::jit::GraphFunction*> seen_;
+  Functions seen_;
 };
 
 // Says whether an attribute is an object in which LibTorch's passes pack weights. Other classes of C++, such as a
@@ -270,19 +277,6 @@ struct ReachMutex {
 };
 template struct ReachMutex<&torch::jit::GraphFunction::compile_mutex>;
 
-// Adds the functions that a block calls, and those that these call.
-void add_called(const torch::jit::Block& block, std::set<torch::jit::GraphFunction*>& found);
-void add(torch::jit::Function* function, std::set<torch::jit::GraphFunction*>& found) {
-  torch::jit::GraphFunction* const code = function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
-  if (code != nullptr && found.insert(code).second) add_called(*code->graph()->block(), found);
-}
-void add_called(const torch::jit::Block& block, std::set<torch::jit::GraphFunction*>& found) {
-  for (const torch::jit::Node* node : block.nodes()) {
-    add(called_by(*node), found);
-    for (const torch::jit::Block* inner : node->blocks()) add_called(*inner, found);
-  }
-}
-
 // Drops the compiled code of a function, unless this was done before. A thread may be inside of it, so it stays alive.
 void forget_compiled(torch::jit::GraphFunction& function) {
   static auto* const dropped = new std::vector<torch::jit::GraphExecutor>();
@@ -302,9 +296,11 @@ void forget_compiled(torch::jit::GraphFunction& function) {
 // Makes the module's functions, and those that they call, run as they are written, which the optimizer would change:
 // from now on, also where the module itself or a copy of it, which shares them, is called.
 void forget_compiled(const Module& root) {
-  std::set<torch::jit::GraphFunction*> found;
+  Functions found;
   for (const auto& item : root.named_modules()) {
-    for (torch::jit::Function* const each : functions_of(item.value)) add(each, found);
+    for (torch::jit::Function* const each : functions_of(item.value)) {
+      each_node(each, found, [](const torch::jit::Node& /*node*/) {});
+    }
   }
   for (torch::jit::GraphFunction* const each : found) forget_compiled(*each);
 }

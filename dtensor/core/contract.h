@@ -33,7 +33,8 @@ constexpr bool reads_contracts(std::string_view op) {
 // A contract applies to ONE mesh dimension, `mesh_dim` of the parameter's mesh (the tensor-parallel dimension given to
 // parallelize_module):
 //   - An activation that is a DTensor is redistributed to `desired` there, and keeps its placement on every other mesh
-//     dimension.
+//     dimension. A cut that cannot be made beside `desired`, or `output` below, is replaced (fitted_around in
+//     placement/layout.h).
 //   - An activation that is a plain tensor is this rank's piece: laid out as `input` on `mesh_dim`, Replicate on every
 //     other mesh dimension. With any `data_dims` a plain activation is refused, since its part of the batch is unknown;
 //     the error names from_local. Under InferenceMode it is each rank's own.

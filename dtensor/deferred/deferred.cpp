@@ -95,6 +95,12 @@ const at::IValue* find(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> 
   return at ? &args[static_cast<std::size_t>(*at)] : nullptr;
 }
 
+// Says whether the operator writes its argument `i`.
+bool writes(const c10::OperatorHandle& op, std::size_t i) {
+  const auto* const alias = op.schema().arguments()[i].alias_info();
+  return alias != nullptr && alias->isWrite();
+}
+
 // Says whether the operator makes a tensor from sizes and options alone, which is to be recorded. The device counts for
 // nothing: options of a tensor without values name the meta device.
 bool makes(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args) {
@@ -133,8 +139,6 @@ Recorded read(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args, Tap
                 .touched = {},
                 .draw = {}};
   for (std::size_t i = 0; i < args.size(); ++i) {
-    const auto* const alias = op.schema().arguments()[i].alias_info();
-    const bool writes = alias != nullptr && alias->isWrite();
     replace_tensors(call.args[i], [&](const at::Tensor& t, std::size_t index) {
       if (!is_deferred(t)) {
         if (t.defined() && !t.is_inference())
@@ -142,7 +146,7 @@ Recorded read(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args, Tap
         return t;
       }
       call.inputs.push_back({.arg = i, .index = index, .elements = Elements(t)});
-      if (writes) call.touched.push_back(call.inputs.back().elements.memory());
+      if (writes(op, i)) call.touched.push_back(call.inputs.back().elements.memory());
       return at::Tensor();
     });
   }
@@ -229,14 +233,13 @@ Stack call_on_memory(const c10::OperatorHandle& op, const Recorded& call, Stack 
   Stack results = call.args;
   for (std::size_t i = 0; i < args.size(); ++i) {
     if (results[i].isDevice()) results[i] = c10::Device(c10::kCPU);
-    const auto* const alias = op.schema().arguments()[i].alias_info();
-    const bool writes = alias != nullptr && alias->isWrite();
     std::map<std::size_t, at::Tensor> here;
     replace_tensors(args[i], [&](const at::Tensor& t, std::size_t index) { return here[index] = t; });
     replace_tensors(results[i], [&](const at::Tensor& t, std::size_t index) {
       const at::Tensor given = here[index];
       if (!is_deferred(given)) {
-        if (writes && given.defined()) refuse(op, "a tensor with values would be written from one that has none");
+        if (writes(op, i) && given.defined())
+          refuse(op, "a tensor with values would be written from one that has none");
         return t;
       }
       const at::Tensor filled =
@@ -270,8 +273,7 @@ Stack call_on_memory(const c10::OperatorHandle& op, const Recorded& call, const 
 Stack all_on_meta(const c10::OperatorHandle& op, Stack args) {
   const std::size_t first = args.size() - op.schema().arguments().size();
   for (std::size_t i = 0; i < op.schema().arguments().size(); ++i) {
-    const auto* const alias = op.schema().arguments()[i].alias_info();
-    if (alias != nullptr && alias->isWrite()) continue;
+    if (writes(op, i)) continue;
     replace_tensors(args[first + i], [&](const at::Tensor& t, std::size_t) {
       if (!t.defined() || is_deferred(t) || t.dim() == 0 || t.layout() != at::kStrided) return t;
       return at::empty_strided(t.sizes(), t.strides(), t.options().device(c10::kMeta));

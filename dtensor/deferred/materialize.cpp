@@ -104,7 +104,7 @@ class Replay {
     const auto keep = [&](const at::Tensor& given) {
       const std::optional<Elements>& elements = call.results.at(next++);
       if (!elements) return;
-      // Of plain and deferred tensors `to` and type_as make plain ones, which may be the plain argument itself.
+      // `plain.to(other)` and type_as give a plain tensor, which may be `plain` itself.
       const at::Tensor t =
           is_dtensor(given) ? given : wrap(given.to(mesh_.device()).clone(), replicated_spec(mesh_, given));
       refuse_whole(*elements, meta(t).spec->sharded);

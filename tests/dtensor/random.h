@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <random>
+#include <string>
 
 namespace tessera::testing {
 
@@ -13,5 +15,11 @@ inline int64_t pick(Random& random, int64_t below) {
 }
 // Returns true once in `of` times.
 inline bool chance(Random& random, int64_t of) { return pick(random, of) == 0; }
+
+// Returns how many cases a test tries: TESSERA_RANDOM_RUNS if it is set.
+inline unsigned random_runs(unsigned otherwise) {
+  const char* const text = std::getenv("TESSERA_RANDOM_RUNS");
+  return text != nullptr ? static_cast<unsigned>(std::stoul(text)) : otherwise;
+}
 
 }  // namespace tessera::testing

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -149,16 +148,11 @@ class Run {
   std::optional<Parallelized<RandomNet>> parallel_;
 };
 
-unsigned runs() {
-  const char* const text = std::getenv("TESSERA_RANDOM_RUNS");
-  return text != nullptr ? static_cast<unsigned>(std::stoul(text)) : 40;
-}
-
 }  // namespace
 
 TESSERA_RANKS_TEST_CASE("random nets of modules train as in one process",
                         Ranks({1, 2, 3, 4}).time_limit(std::chrono::minutes(30))) {
-  for (unsigned seed = 0; seed < runs(); ++seed) {
+  for (unsigned seed = 0; seed < random_runs(40); ++seed) {
     CAPTURE(seed);
     Run(seed).train();
   }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -291,16 +290,11 @@ class Run {
   Optimizer ours_, theirs_;
 };
 
-unsigned runs() {
-  const char* const text = std::getenv("TESSERA_RANDOM_RUNS");
-  return text != nullptr ? static_cast<unsigned>(std::stoul(text)) : 20;
-}
-
 }  // namespace
 
 TESSERA_RANKS_TEST_CASE("random runs train as one process does",
                         Ranks({1, 2, 3, 4}).time_limit(std::chrono::minutes(30))) {
-  for (unsigned seed = 0; seed < runs(); ++seed) {
+  for (unsigned seed = 0; seed < random_runs(20); ++seed) {
     CAPTURE(seed);
     Run(seed).train();
   }
