@@ -293,16 +293,42 @@ void forget_compiled(torch::jit::GraphFunction& function) {
   function._set_initial_executor_execution_mode(torch::jit::SIMPLE);
 }
 
-// Makes the module's functions, and those that they call, run as they are written, which the optimizer would change:
-// from now on, also where the module itself or a copy of it, which shares them, is called.
-void forget_compiled(const Module& root) {
-  Functions found;
+// Says whether a node begins a block of the kind "with torch.autocast(...)".
+bool begins_autocast(const torch::jit::Node& node) {
+  if (node.kind() != c10::prim::Enter) return false;
+  const auto type = node.input(0)->type()->cast<c10::ClassType>();
+  const auto name = type == nullptr ? std::nullopt : type->name();
+  return name && name->qualifiedName().ends_with(".autocast_mode.autocast");
+}
+
+struct Code {
+  Functions functions;  // those of a module, and what they call
+  bool has_autocast = false;
+};
+
+Code code_of(const Module& root) {
+  Code code;
   for (const auto& item : root.named_modules()) {
     for (torch::jit::Function* const each : functions_of(item.value)) {
-      each_node(each, found, [](const torch::jit::Node& /*node*/) {});
+      each_node(each, code.functions,
+                [&](const torch::jit::Node& node) { code.has_autocast = code.has_autocast || begins_autocast(node); });
     }
   }
-  for (torch::jit::GraphFunction* const each : found) forget_compiled(*each);
+  return code;
+}
+
+// Makes functions run as they are written, which the optimizer would change: from now on, also where the module itself
+// or a copy of it, which shares them, is called. Operators see autocast as they do elsewhere. Where the code itself
+// switches autocast, LibTorch writes casts into it, which it does only while the optimizer is on.
+void forget_compiled(const Code& code) {
+  detail::AutocastSettings off = detail::autocast_settings();
+  off.cpu.is_on = off.cuda.is_on = false;
+  const detail::WithAutocast without(off);
+  const torch::jit::GraphOptimizerEnabledGuard optimized(true);
+  for (torch::jit::GraphFunction* const each : code.functions) {
+    forget_compiled(*each);
+    if (code.has_autocast) each->optimized_graph();
+  }
 }
 
 void see(detail::BatchCheck& batch, const at::IValue& argument) {
@@ -319,12 +345,12 @@ void see(detail::BatchCheck& batch, const at::IValue& argument) {
   }
 }
 
-void check_compute_dtype(const ParallelizeOptions& options) {
-  if (!options.compute_dtype) return;
+void check_compute_dtype(const Code& code, const ParallelizeOptions& options) {
+  if (!options.compute_dtype || !code.has_autocast) return;
   throw std::invalid_argument(
-      fmt::format("parallelize_module: compute_dtype {} for a TorchScript module, whose compiled code has no autocast "
-                  "(it would compute in its parameters' dtype); leave the option out, or convert the module by to() "
-                  "before",
+      fmt::format("parallelize_module: compute_dtype {} for a TorchScript module whose code has blocks of the kind "
+                  "\"with torch.autocast(...)\", which say themselves what is computed in which dtype; leave "
+                  "compute_dtype out, or script the module without these blocks",
                   c10::toString(*options.compute_dtype)));
 }
 
@@ -374,6 +400,7 @@ at::IValue run_parallel(const detail::Calling& calling, const std::vector<at::IV
                         const torch::jit::Kwargs& named, c10::function_ref<at::IValue()> call) {
   if (!calling.split_mesh.empty() && !c10::InferenceMode::is_enabled()) check_batch(inputs, named, calling.split_mesh);
   const ImplicitReplication guard;
+  const detail::ComputeIn autocast(calling.compute);
   const torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
   return call();
 }
@@ -396,9 +423,10 @@ at::IValue ParallelizedScript::forward(std::vector<at::IValue> inputs, const tor
 ParallelizedScript parallelize_module(const Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                                       const ParallelizeOptions& options) {
   const auto tree = [&] {
-    check_compute_dtype(options);
     ModuleTree made = tree_of(module);
-    forget_compiled(module);  // before anything is converted; it stays so where the plan is refused
+    const Code code = code_of(module);
+    check_compute_dtype(code, options);
+    forget_compiled(code);  // before anything is converted; it stays so where the plan is refused
     return made;
   };
   return ParallelizedScript(

@@ -173,6 +173,18 @@ class Forks(nn.Module):
         return both_products(x, self.up.weight.t())
 
 
+class SwitchesAutocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(10, 16)
+        self.down = nn.Linear(16, 12)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.up(x)
+        return self.down(torch.nn.functional.gelu(x.to(torch.float32)))
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     torch.set_default_dtype(torch.float64)
@@ -206,6 +218,7 @@ def main():
     torch.jit.script(nn.Sequential(nn.Embedding(13, 12, sparse=True))).save(folder / "sparse.pt")
     torch.jit.script(hooked()).save(folder / "hooked.pt")
     torch.jit.script(nn.Sequential(Forks())).save(folder / "forks.pt")
+    torch.jit.script(SwitchesAutocast().float()).save(folder / "switches_autocast.pt")
 
 
 main()

@@ -489,12 +489,68 @@ TEST_CASE("refused: frozen and optimized modules, Prepare styles, other types, a
   refused("forks", {{"0.up", ColwiseParallel()}}, "parallelize_module: 0 calls torch.jit.fork");
   refused("mlp", {{"side", ColwiseParallel()}}, "the root's are: up, down");
   check_refused_on_every_rank(
-      {2}, {"tp"}, "compute_dtype BFloat16 for a TorchScript module",
-      [&](const DeviceMesh& mesh) { parallelize_module(load("mlp"), mesh, kMlp, {.compute_dtype = at::kBFloat16}); });
+      {2}, {"tp"}, "leave compute_dtype out, or script the module without these blocks", [&](const DeviceMesh& mesh) {
+        parallelize_module(load("switches_autocast"), mesh, kMlp, {.compute_dtype = at::kBFloat16});
+      });
   check_refused_on_every_rank({2, 1}, {"dp", "tp"}, "the parallelized module: its input [2, 8] is plain",
                               [&](const DeviceMesh& mesh) {
                                 parallelize_module(load("mlp"), mesh, {}, {.src_rank = kNoSource})(at::ones({2, 8}));
                               });
+}
+
+TEST_CASE("compute_dtype: operators compute in bfloat16, and gradients stay float32") {
+  for (const Row& row : rows()) {
+    CAPTURE(row.name);
+    for (const int64_t size : {1, 2, 3}) {
+      run_in_process(size, [&](const std::shared_ptr<World>& world) {
+        const DeviceMesh mesh = init_device_mesh("cpu", {size}, {"tp"}, world);
+        torch::jit::Module reference = load(row.name), module = load(row.name);
+        module.to(at::kFloat);
+        auto tp = parallelize_module(module, mesh, row.plan, {.compute_dtype = at::kBFloat16});
+        const at::Tensor input = row.input.is_floating_point() ? row.input.to(at::kFloat) : row.input;
+        const at::Tensor want = reference.forward({row.input}).toTensor();
+        for (int call = 1; call <= 2; ++call) {
+          const at::Tensor got = tp(input).toTensor();
+          CHECK(scaled_difference(got.to(at::kDouble), want) <= 0.03);
+          CHECK(scaled_difference(got.to(at::kDouble), want) > 1e-6);
+          got.square().mean().backward();
+        }
+        for (const auto& item : module.named_parameters()) {
+          if (item.value.grad().defined()) CHECK((item.value.grad().scalar_type() == at::kFloat));
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("compute_dtype computes what autocast computes in one process") {
+  for (const std::string name : {"mlp", "traced", "attends"}) {
+    CAPTURE(name);
+    const std::vector<Row> all = rows();
+    const Row& row = *std::find_if(all.begin(), all.end(), [&](const Row& each) { return each.name == name; });
+    const DeviceMesh mesh = fake_mesh(0, {1}, {"tp"});
+    torch::jit::Module reference = load(name), module = load(name);
+    reference.to(at::kFloat);
+    module.to(at::kFloat);
+    auto tp = parallelize_module(module, mesh, row.plan, {.compute_dtype = at::kBFloat16});
+    const at::Tensor input = row.input.is_floating_point() ? row.input.to(at::kFloat) : row.input;
+    const tessera::detail::ComputeIn autocast({.dtype = at::kBFloat16});
+    const torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
+    for (const auto& item : reference.named_modules()) {
+      for (const auto& method : item.value.get_methods()) {
+        torch::jit::toGraphFunction(method.function())._set_ignore_amp(true);
+      }
+    }
+    const at::Tensor want = reference.forward({input}).toTensor();
+    CHECK(at::equal(full_tensor(tp(input).toTensor()), want));
+  }
+}
+
+TEST_CASE("blocks of a script that switch autocast themselves keep their effect") {
+  torch::jit::Module reference = load("switches_autocast"), module = load("switches_autocast");
+  auto tp = parallelize_module(module, fake_mesh(0, {1}, {"tp"}), kMlp);
+  const at::Tensor x = rows().front().input.to(at::kFloat);
+  CHECK(at::equal(full_tensor(tp(x).toTensor()), reference.forward({x}).toTensor()));
 }
 
 TEST_CASE("a compute_dtype that one rank gives is refused on every rank") {
@@ -502,7 +558,7 @@ TEST_CASE("a compute_dtype that one rank gives is refused on every rank") {
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
     ParallelizeOptions options;
     if (world->rank() == 1) options.compute_dtype = at::kBFloat16;
-    const torch::jit::Module module = load("mlp");
+    const torch::jit::Module module = load("switches_autocast");
     CHECK_THROWS_WITH_AS(parallelize_module(module, mesh, kMlp, options),
                          doctest::Contains("rank 1: parallelize_module: compute_dtype BFloat16 for a TorchScript"),
                          std::invalid_argument);
