@@ -119,7 +119,7 @@ void run_rank(std::shared_ptr<World> world, ThreadHub& hub,
   }
   // The rank leaves here too, since something outside may still hold its World.
   hub.leave(world->rank());
-  world->end_watch();
+  world->retire();
 }
 
 }  // namespace

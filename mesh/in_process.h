@@ -31,6 +31,8 @@ struct InProcessOptions {
 // A mesh on "cuda" puts the tensors of all ranks on one GPU, for development and tests. Backward runs on each rank's
 // own thread: LibTorch's one thread per GPU could not serve ranks that wait for each other.
 //
+// A tensor may outlive its run and be computed with, but what is decided about it is not kept for long.
+//
 // When a rank throws, the current or next collective of the other ranks throws too, as between processes. When all
 // ranks have ended, this function then throws std::runtime_error, in which the error of the rank that failed first is
 // nested: "rank 2 of 8: index 7 is out of range". When a rank's body returns while others still wait for it, these get

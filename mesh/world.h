@@ -149,9 +149,10 @@ class World : public std::enable_shared_from_this<World> {
   uint64_t adoptions() const;
   // Returns how many groups this rank holds, made by group() or adopted.
   std::size_t group_count() const;
-  // Ends the thread that watches this rank's groups. Call it for a rank that will not communicate again while something
-  // still holds its World.
-  void end_watch();
+  // Says that this rank will not communicate again, though something may still hold its World, as run_in_process does
+  // for each rank: the thread that watches its groups ends, and caches may drop what they keep for it.
+  void retire();
+  bool is_retired() const;
 
   RandomState& random_state();
   // Returns the number of AccumulateGradients (dtensor/gradient_buckets.h) that are alive.

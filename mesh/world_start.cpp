@@ -300,7 +300,12 @@ uint64_t World::adoptions() const { return impl_->adoptions; }
 
 std::size_t World::group_count() const { return impl_->groups.size(); }
 
-void World::end_watch() { impl_->groups.end_watch(); }
+void World::retire() {
+  impl_->groups.end_watch();
+  impl_->retired = true;
+}
+
+bool World::is_retired() const { return impl_->retired; }
 
 std::shared_ptr<void> World::observe(Sink sink) { return impl_->observers->add(std::move(sink)); }
 void World::record(const CollectiveRecord& record) { impl_->observers->record(record); }

@@ -111,6 +111,7 @@ struct World::Impl {
   int64_t host_size = 1;      // rank 0's local_size
   int depth = 0;              // how many Exclusives the owner's thread holds
   uint64_t adoptions = 0;
+  std::atomic<bool> retired = false;
   std::shared_ptr<FailureBoard> board;
   GroupTable groups;  // the last member, since its thread uses the board
 };

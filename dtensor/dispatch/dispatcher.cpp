@@ -71,25 +71,33 @@ const DecisionPtr* DecisionCache::Half::find(const Key& key) {
   return found == nullptr || found->decision == nullptr ? nullptr : &found->decision;
 }
 
-void DecisionCache::Half::put(Entry entry) {
-  if (2 * (taken + 1) > entries.size()) grow();
+DecisionCache::Entries DecisionCache::Half::put(Entry entry) {
+  Entries gone;
+  if (2 * (taken + 1) > entries.size()) gone = make_room();
   Entry& there = *slot(entry.hash, entry.words);
   if (there.decision == nullptr) ++taken;
   there = std::move(entry);
-}
-
-void DecisionCache::Half::grow() {
-  std::vector<Entry> old = std::exchange(entries, std::vector<Entry>(std::max<std::size_t>(8, 2 * entries.size())));
-  for (Entry& entry : old) {
-    if (entry.decision != nullptr) *slot(entry.hash, entry.words) = std::move(entry);
-  }
-}
-
-DecisionCache::Half DecisionCache::put(Entry entry) {
-  Half gone;
-  if (newer_.taken >= kMaxDecisions / 2) gone = std::exchange(older_, std::exchange(newer_, Half()));
-  newer_.put(std::move(entry));
   return gone;
+}
+
+DecisionCache::Entries DecisionCache::Half::make_room() {
+  Entries gone = std::exchange(entries, {});
+  const auto is_kept = [](const Entry& entry) {
+    return entry.decision != nullptr && !entry.decision->first_spec->mesh.world().is_retired();
+  };
+  const auto kept = std::partition(gone.begin(), gone.end(), [&](const Entry& entry) { return !is_kept(entry); });
+  taken = static_cast<std::size_t>(gone.end() - kept);
+  entries.resize(std::max<std::size_t>(8, (4 * taken > gone.size() ? 2 : 1) * gone.size()));
+  for (auto entry = kept; entry != gone.end(); ++entry) *slot(entry->hash, entry->words) = std::move(*entry);
+  gone.erase(kept, gone.end());
+  return gone;
+}
+
+DecisionCache::Entries DecisionCache::put(Entry entry) {
+  if (newer_.taken < kMaxDecisions / 2) return newer_.put(std::move(entry));
+  Half gone = std::exchange(older_, std::exchange(newer_, Half()));
+  newer_.put(std::move(entry));  // it is empty, and drops nothing
+  return std::move(gone.entries);
 }
 
 DecisionPtr DecisionCache::taken(const DecisionPtr& found, bool operator_alone) {
@@ -108,7 +116,7 @@ DecisionPtr DecisionCache::find(const Key& key, bool operator_alone) {
 }
 
 DecisionPtr DecisionCache::find_older(const Key& key, bool operator_alone) {
-  Half gone;  // freed after the lock: a decision may own the last reference to a world
+  Entries gone;  // freed after the lock: a decision may own the last reference to a world
   const std::lock_guard lock(lock_);
   if (const DecisionPtr* const found = newer_.find(key)) return taken(*found, operator_alone);  // copied meanwhile
   const DecisionPtr* const found = older_.find(key);
@@ -125,7 +133,7 @@ void DecisionCache::count_hit() {
 }
 
 void DecisionCache::insert(const Key& key, DecisionPtr decision) {
-  Half gone;
+  Entries gone;
   const std::lock_guard lock(lock_);
   gone = put({.hash = key.hash(), .words = {key.words().begin(), key.words().end()}, .decision = std::move(decision)});
 }

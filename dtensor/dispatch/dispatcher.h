@@ -32,7 +32,8 @@ namespace dispatch {
 
 // Caches one operator's decisions by everything that they depend on, in two halves. A decision found in the older half
 // is copied to the newer one; when that is full, it becomes the older one, and what the older one held is dropped. So
-// where sequences of many lengths make ever new decisions, those that every step uses stay.
+// where sequences of many lengths make ever new decisions, those that every step uses stay. A half that would grow
+// drops the decisions of retired worlds first, since a decision holds its World.
 //
 // Invariants:
 //   - It holds at most kMaxDecisions.
@@ -69,24 +70,26 @@ class DecisionCache {
     std::vector<uint64_t> words;
     DecisionPtr decision;  // nullptr: the entry is free
   };
+  using Entries = std::vector<Entry>;
   // Is an open-addressing table.
   //
   // Invariants:
   //   - entries is empty or of a power of two in size, and at most half taken; taken is the number of its decisions, in
-  //   the
-  //     older half of those that have not been copied.
+  //     the older half of those that have not been copied.
   struct Half {
-    std::vector<Entry> entries;
+    Entries entries;
     std::size_t taken = 0;
 
     // Returns the entry of this key, or the free one where it would be inserted; of an empty table nullptr.
     Entry* slot(uint64_t hash, at::ArrayRef<uint64_t> words);
     const DecisionPtr* find(const Key& key);
-    void put(Entry entry);
-    void grow();
+    // Returns what is dropped for the entry.
+    Entries put(Entry entry);
+    // Drops the decisions of retired worlds, and returns them; doubles the table where the others take a quarter of it.
+    Entries make_room();
   };
   // Puts an entry into the newer half, and returns what is dropped for it.
-  Half put(Entry entry);
+  Entries put(Entry entry);
   DecisionPtr find_older(const Key& key, bool operator_alone);
   // Counts a hit, and returns the decision where find() does.
   DecisionPtr taken(const DecisionPtr& found, bool operator_alone);

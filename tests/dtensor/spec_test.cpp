@@ -2,6 +2,10 @@
 
 #include "tessera/dtensor/core/spec.h"
 
+#include <algorithm>
+#include <memory>
+#include <vector>
+
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
@@ -9,6 +13,7 @@
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
+#include "tessera/mesh/in_process.h"
 
 using namespace tessera;
 
@@ -119,6 +124,28 @@ TEST_CASE("decisions are cached, up to the limit") {
   CHECK(dispatch_statistics().cached <= 1024 + 100);
   clear_dispatch_cache();
   CHECK(dispatch_statistics().cached == 0);
+}
+
+TEST_CASE("decisions of runs that are over are dropped, so that their worlds end") {
+  clear_dispatch_cache();
+  std::vector<std::weak_ptr<World>> worlds(100);
+  for (std::size_t run = 0; run < worlds.size(); ++run) {
+    run_in_process(2, [&](const std::shared_ptr<World>& world) {
+      if (world->rank() == 0) worlds[run] = world;
+      const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, world);
+      const at::Tensor x = tessera::ones({8, 2}, mesh, {Shard(0)});
+      full_tensor(at::neg(at::add(x, x)));
+    });
+  }
+  CHECK(std::ranges::count_if(worlds, [](const auto& world) { return !world.expired(); }) <= 8);
+  // Those that are in use stay.
+  const DeviceMesh mesh = fake_mesh({4});
+  const at::Tensor x = tessera::ones({8, 2}, mesh, {Shard(0)});
+  for (int64_t n = 1; n <= 100; ++n) at::sum(tessera::ones({n, 2}, mesh, {Replicate()}), 0);
+  const uint64_t misses = dispatch_statistics().misses;
+  for (int64_t n = 1; n <= 100; ++n) at::sum(tessera::ones({n, 2}, mesh, {Replicate()}), 0);
+  CHECK(dispatch_statistics().misses == misses);
+  clear_dispatch_cache();
 }
 
 TEST_CASE("an operator without a rule is counted") {
