@@ -188,7 +188,7 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", sizes.rounds, "rounds")->check(CLI::PositiveNumber);
   app.add_option("--json", json, "write the figures to this file too");
   app.add_flag("--check", check, "fail when a goal is missed");
-  app.add_flag("--quick", quick, "small sizes and few rounds, to see whether it runs");
+  app.add_flag("--quick", quick, "small sizes and few rounds, whatever is given, to see whether it runs");
   CLI11_PARSE(app, argc, argv);
   if (quick) sizes = {.tokens = 32, .in = 64, .out = 128, .rounds = 2};
   return run_main("overlap", [&] { return run(sizes, shares, json, check); });

@@ -47,7 +47,7 @@ void add_options(CLI::App& app, SidesArguments& arguments, const char* peer_vari
       ->check(CLI::PositiveNumber);
   app.add_option("--json", arguments.json, "write the figures to this file too");
   app.add_flag("--check", arguments.check, "fail when a goal is missed");
-  app.add_flag("--quick", arguments.quick, "small sizes and few rounds, to see whether it runs");
+  app.add_flag("--quick", arguments.quick, "small sizes and few rounds, whatever is given, to see whether it runs");
   app.add_option("--launch", arguments.launch, "the launcher's program")->envname("TESSERA_LAUNCH");
   arguments.own_peer = peer_variable == nullptr;
   if (!arguments.own_peer) {

@@ -182,7 +182,8 @@ struct RedistributeTo : torch::autograd::Function<RedistributeTo> {
     World& world = to->mesh.world();
     std::optional<World::Scope> scope;
     if (*world.current_op() == '\0') scope.emplace(world, "redistribute_to");
-    return detail::wrap(carry_across(meta.local(), *meta.spec, *to), to);
+    const auto carry = [&] { return carry_across(meta.local(), *meta.spec, *to); };
+    return detail::wrap(failing_if_own(world, "redistribute_to", carry), to);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
@@ -203,7 +204,8 @@ struct CopyToDevice : torch::autograd::Function<CopyToDevice> {
       detail::saved<SpecPtr>(ctx, "to") = to;
     }
     ctx->set_materialize_grads(false);
-    return detail::wrap(meta.local().to(to->mesh.device()), to);
+    const auto copy = [&] { return meta.local().to(to->mesh.device()); };
+    return detail::wrap(failing_if_own(to->mesh.world(), "redistribute_to", copy), to);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};

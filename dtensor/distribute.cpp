@@ -98,8 +98,7 @@ at::Tensor from_source(const at::Tensor& t, const Spec& spec, const std::vector<
   return rest.empty() ? piece : broadcast(piece, spec.mesh.merged(rest), 0, copies.index_of(source));
 }
 
-at::Tensor piece_of(const at::Tensor& t, const Spec& spec, const std::optional<std::vector<int64_t>>& source) {
-  if (!spec.mesh.is_member()) return at::empty({0}, t.options().device(spec.mesh.device()));
+at::Tensor piece_made(const at::Tensor& t, const Spec& spec, const std::optional<std::vector<int64_t>>& source) {
   at::Tensor piece = failing(spec.mesh.world(), "distribute_tensor", [&] { return in_memory(t.detach()); });
   Placements sent(spec.placements.size(), Replicate());
   if (source) {
@@ -109,6 +108,12 @@ at::Tensor piece_of(const at::Tensor& t, const Spec& spec, const std::optional<s
   // This cuts what no rank sent, and forms Partials; neither communicates.
   piece = redistribute_local(piece, *with_placements(spec, sent), spec.placements).to(spec.mesh.device());
   return piece.is_alias_of(t) ? piece.clone(at::MemoryFormat::Contiguous) : piece.contiguous();
+}
+
+// Returns this rank's piece of the source's `t`, or of its own.
+at::Tensor piece_of(const at::Tensor& t, const Spec& spec, const std::optional<std::vector<int64_t>>& source) {
+  if (!spec.mesh.is_member()) return at::empty({0}, t.options().device(spec.mesh.device()));
+  return failing_if_own(spec.mesh.world(), "distribute_tensor", [&] { return piece_made(t, spec, source); });
 }
 
 SpecPtr spec_of_whole(const at::Tensor& t, const DeviceMesh& mesh, const Placements& given, const char* who) {

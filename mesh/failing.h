@@ -37,8 +37,19 @@ auto failing(World& world, const char* where, const Body& body) {
   }
 }
 
-// Does the same for a body that refuses what it cannot do by std::invalid_argument on every rank alike: that is thrown
-// on, and fails nothing.
+// Does the same for an error that says what this rank or its host lacks, and throws others on: of those the other ranks
+// know, or they throw the same.
+template <typename Body>
+auto failing_if_own(World& world, const char* where, const Body& body) {
+  try {
+    return body();
+  } catch (...) {
+    rethrow_failing_if_own(world, where);
+  }
+}
+
+// Does the same as failing() for a body that refuses what it cannot do by std::invalid_argument on every rank alike:
+// that is thrown on, and fails nothing.
 template <typename Body>
 auto failing_unless_refused(World& world, const char* where, const Body& body) {
   try {

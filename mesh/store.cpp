@@ -142,8 +142,8 @@ c10::intrusive_ptr<c10d::Store> make_base_store(const Environment& environment) 
   if (!environment.master_address.empty()) return make_network_store(environment);
   throw std::invalid_argument(fmt::format(
       "rank {} of {} (from {}): nothing says where the ranks meet; set MASTER_ADDR and MASTER_PORT to an "
-      "address of rank 0's host, or TESSERA_STORE to a path in a folder that all ranks can write, or start them with "
-      "tools/launch",
+      "address of rank 0's host, or, for ranks of one host, TESSERA_STORE to a path in a local folder that all of them "
+      "can write, or start them with tools/launch",
       environment.rank, environment.size, environment.launcher));
 }
 

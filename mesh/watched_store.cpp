@@ -94,8 +94,9 @@ void WatchedStore::wait(const std::vector<std::string>& keys, const std::chrono:
                   "TESSERA_TIMEOUT{}",
                   timeout.count(), place, fmt::join(keys, ", "),
                   place.empty() ? ""
-                                : "; ranks on several hosts, or with different /tmp, need a TESSERA_STORE that all of "
-                                  "them see, or LOCAL_WORLD_SIZE and a MASTER_ADDR that all of them reach"));
+                                : "; ranks on several hosts need LOCAL_WORLD_SIZE and a MASTER_ADDR that all of them "
+                                  "reach, and those of one host with different /tmp a TESSERA_STORE that they all "
+                                  "see"));
 }
 
 }  // namespace

@@ -89,7 +89,8 @@ void apply_embedding(ApplyContext& context, const std::string& style, const Plac
   if (context.renormalizes()) {
     throw std::invalid_argument(fmt::format(
         "parallelize_module: {} ({}): an Embedding with max_norm rewrites whole rows in forward, and no rank has whole "
-        "rows or all of them; leave it out of the plan, so that it is replicated, or clip its rows after each step",
+        "rows or all of them; leave it out of the plan (as convert_parallel_linear does), so that it is replicated, or "
+        "clip its rows after each step",
         shown_path(context.path()), style));
   }
   context.place("weight", weight);

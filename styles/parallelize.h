@@ -54,8 +54,9 @@ struct ParallelizeOptions {
   // Lists the data dimensions that data_placement shards over; on the others there are replicas of the shards. nullopt
   // means all data dimensions.
   std::optional<MeshDims> shard_dims;
-  // Is the most that is gathered ahead of its use, in bytes of whole parameters on one rank. From the second step on,
-  // the parameters that are used next are gathered by one collective while an operator computes. 0: none is.
+  // Is the most that is gathered ahead of its use, in bytes of whole parameters on one rank; a single parameter may be
+  // larger. From the second step on, the parameters that are used next are gathered by one collective while an operator
+  // computes. 0: none is.
   int64_t gather_ahead_bytes = GatherScheduleOptions().ahead_bytes;
   // Says that a call with plain tensors alone is right where several ranks split the batch: forward makes DTensors of
   // them, they are no part of a batch, or the batch is where the call does not look for DTensors. A call of a module

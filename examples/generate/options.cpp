@@ -45,22 +45,25 @@ void add_options(CLI::App& app, ProgramOptions& options) {
   app.add_option("--prompt-file", options.prompt_file, "A file with that text")->excludes(prompt);
   app.add_option("--tokens", options.generate.tokens, "How many tokens to write at most, 256 by default")
       ->transform(whole_number());
-  app.add_option(
-         "--temperature", options.generate.sampling.temperature,
-         "0, the default, takes the likeliest token; with 1 tokens are drawn as likely as the model finds them, "
-         "with less the likely ones more often")
-      ->check(CLI::Range(0.0, 1e6));
+  CLI::Option* const temperature =
+      app.add_option(
+             "--temperature", options.generate.sampling.temperature,
+             "0, the default, takes the likeliest token; with 1 tokens are drawn as likely as the model finds them, "
+             "with less the likely ones more often")
+          ->check(CLI::Range(0.0, 1e6));
   app.add_option(
          "--top-k", options.generate.sampling.top_k,
          "With a temperature above 0, draw from this many of the likeliest tokens; 0, the default, draws from all")
-      ->transform(whole_number());
+      ->transform(whole_number())
+      ->needs(temperature);
   app.add_option("--stop", options.generate.stop,
                  "End before this token, the number of a byte: 10 is the end of a line")
       ->transform(whole_number(0, 255));
   app.add_flag("--end-line", options.ends_line, "End with a line feed, as on a terminal");
   app.add_option("--seed", options.seed,
                  "Decides what is drawn with a temperature above 0: the same text on any number of ranks")
-      ->transform(whole_number(0, std::numeric_limits<int64_t>::max()));
+      ->transform(whole_number(0, std::numeric_limits<int64_t>::max()))
+      ->needs(temperature);
   app.add_option("--dtype", options.dtype, "float32, the default, or float64: what the weights are converted to")
       ->check(CLI::IsMember({"float32", "float64"}));
   app.add_option("--device", options.device, "cpu, the default, or cuda, of which each rank takes one GPU")

@@ -61,7 +61,7 @@ void add_job(CLI::App& app, Options& options, std::string& mesh) {
   app.add_option("--device", options.device, "What holds the tensors: cpu, or cuda, of which each rank takes one GPU")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_flag("--zero{3}", options.zero,
-               "Cut over dp too: 1: what AdamW holds, 2: gradients too, 3, also without a number: parameters too")
+               "Cut over dp too: --zero=1: what AdamW holds, --zero=2: gradients too, --zero: parameters too")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)  // as of all options; a flag's values would be added
       ->check(CLI::IsMember({"false", "0", "1", "2", "3"}));
   app.add_flag("--dry-run", options.is_dry_run, "Print bytes per rank and collectives per step, and train nothing")
@@ -110,8 +110,9 @@ void add_outputs(CLI::App& app, Options& options) {
                  "Steps between evaluations on held-out text; 0: at the end alone")
       ->transform(whole_number(0));
   app.add_option("--log-every", options.log_every, "Steps between lines of metrics.jsonl")->transform(whole_number(1));
-  app.add_option("--check-steps", options.check_steps,
-                 "Steps whose losses are compared with one process at the end; 0: no comparison")
+  app.add_option(
+         "--check-steps", options.check_steps,
+         "Steps of a new training, on the mesh and in one process, whose losses are compared at the end; 0: none")
       ->transform(whole_number(0));
   app.add_option("--progress", options.progress, "How progress is shown: auto, one line that changes, or plain lines")
       ->check(CLI::IsMember({"auto", "line", "plain"}))

@@ -1,6 +1,7 @@
 // c10d's own FakeProcessGroup.hpp cannot be used here: it includes Python.h.
 #include "tessera/mesh/backends/backend_group.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -23,8 +24,9 @@ class FakeWork : public c10d::Work {
   bool wait(std::chrono::milliseconds) override { return true; }
 };
 
-// This backend's collectives move nothing. What is gathered is as if every rank had this rank's input, and a reduction
-// leaves this rank's terms; other outputs are filled with zeros, so that later code sees valid numbers.
+// This backend's collectives move nothing. Where pieces are even, what is gathered is as if every rank had this rank's
+// input, and a reduction leaves this rank's terms; other outputs are filled with zeros, so that later code sees valid
+// numbers.
 class FakeBackend : public c10d::Backend {
  public:
   FakeBackend(int rank, int size) : Backend(rank, size) {}
@@ -39,7 +41,11 @@ class FakeBackend : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions&) override { return done(); }
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions&) override {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      for (at::Tensor& output : outputs.at(i)) output.copy_(inputs[i]);
+      Tensors& gathered = outputs.at(i);
+      const bool even =
+          std::ranges::all_of(gathered, [&](const at::Tensor& t) { return t.sizes() == inputs[i].sizes(); });
+      if (!even) zero(gathered);
+      for (at::Tensor& output : even ? gathered : Tensors()) output.copy_(inputs[i]);
     }
     return done();
   }

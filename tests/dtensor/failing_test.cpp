@@ -181,6 +181,36 @@ TEST_CASE("an operator for which one rank lacks memory ends the others") {
   }
 }
 
+TEST_CASE("distribute_tensor and redistribute_to, for which one rank lacks memory, end the others") {
+  ScarceAllocator::instance();  // before there are threads that allocate
+  const at::Tensor whole = sample({4, 3});
+  const auto check = [&](const std::string& where, const std::function<at::Tensor(const DeviceMesh&, bool odd)>& run) {
+    check_told(
+        [&](const DeviceMesh& mesh, bool odd) {
+          run(mesh, odd);
+          barrier(mesh, 0);
+        },
+        "Cannot allocate memory", where);
+  };
+  for (const Placement& placement : {S0, R}) {
+    for (const int64_t source : {kNoSource, kMeshFirstRank}) {
+      check("distribute_tensor", [&](const DeviceMesh& mesh, bool odd) {
+        distribute_tensor(whole, mesh, {placement}, source);
+        const OutOfMemory guard(odd);
+        return distribute_tensor(whole, mesh, {placement}, source);
+      });
+    }
+  }
+  check("redistribute_to", [&](const DeviceMesh& mesh, bool odd) {
+    const DeviceMesh turned(mesh.world_ptr(), mesh.device_type(), Mesh({2, 1}, {"a", "b"}));
+    const at::Tensor x = distribute_tensor(whole, mesh, {R});
+    redistribute_to(x, turned, {R, S0});
+    redistribute_to(x, turned, {S1, R});
+    const OutOfMemory guard(odd);
+    return redistribute_to(x, turned, {S1, R});
+  });
+}
+
 TEST_CASE("an exception of an observer on one rank ends the others") {
   check_told(
       [](const DeviceMesh& mesh, bool odd) {

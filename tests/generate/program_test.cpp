@@ -212,6 +212,8 @@ TEST_CASE("generate: mistakes are named, and the job ends") {
       {"no such run", 2, "no/such --prompt a", "'no/such/config.ini' cannot be read; give a folder that tools/train"},
       {"an unknown option", 1, ok + "--topk 3", "--top-k"},
       {"a sampling that is none", 1, ok + "--temperature -1", "--temperature: Value -1 not in range"},
+      {"a seed without a temperature", 1, ok + "--seed 3", "--seed requires --temperature"},
+      {"the likeliest tokens without a temperature", 1, ok + "--top-k 3", "--top-k requires --temperature"},
       {"a temperature that is no number", 1, ok + "--temperature nan", "the temperature is nan"},
       {"a dtype", 1, ok + "--dtype half", "--dtype: half not in {float32,float64}"},
       {"a device", 1, ok + "--device tpu", "--device: tpu not in {cpu,cuda}"},

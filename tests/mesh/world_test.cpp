@@ -122,6 +122,14 @@ TEST_CASE("a fake world's group gathers into an output of the right size alone")
   check_refused([&] { group->_allgather_base(output, input); }, "an input of 8 bytes does not fill an output of 12");
   group->_allgather_base(whole, input);
   CHECK(at::equal(whole, at::ones({4})));
+  // Uneven pieces of the others are zeros, as pieces that it does not know are elsewhere.
+  std::vector<at::Tensor> inputs = {input};
+  std::vector<std::vector<at::Tensor>> uneven = {{at::full({2}, 7.0), at::full({1}, 7.0)}},
+                                       even = {{at::zeros({2}), at::zeros({2})}};
+  group->allgather(uneven, inputs);
+  group->allgather(even, inputs);
+  CHECK(at::equal(at::cat(uneven[0]), at::zeros({3})));
+  CHECK(at::equal(at::cat(even[0]), at::ones({4})));
 }
 
 TEST_CASE("a collective that is waited for may hold the last reference to its world") {

@@ -84,10 +84,12 @@ TEST_CASE("launch: ranks learn who they are, and the folder of their store is th
 TEST_CASE("launch: variables of another launcher do not reach a rank") {
   ::setenv("OMPI_COMM_WORLD_RANK", "5", 1);
   ::setenv("MASTER_ADDR", "elsewhere", 1);
+  ::setenv("ROLE_ARN", "mine", 1);  // is no launcher's
   ::setenv("OMP_NUM_THREADS", "3", 1);
   const std::vector<std::string> lines = tessera::rank_environment(1, 2, "/store", {{"EXTRA", "given"}});
   ::unsetenv("OMPI_COMM_WORLD_RANK");
   ::unsetenv("MASTER_ADDR");
+  ::unsetenv("ROLE_ARN");
   ::unsetenv("OMP_NUM_THREADS");
   const auto has = [&](const std::string& part) {
     for (const std::string& line : lines) {
@@ -95,7 +97,8 @@ TEST_CASE("launch: variables of another launcher do not reach a rank") {
     }
     return false;
   };
-  for (const char* part : {"RANK=1", "WORLD_SIZE=2", "TESSERA_STORE=/store", "EXTRA=given", "OMP_NUM_THREADS=3"})
+  for (const char* part :
+       {"RANK=1", "WORLD_SIZE=2", "TESSERA_STORE=/store", "EXTRA=given", "ROLE_ARN=mine", "OMP_NUM_THREADS=3"})
     CHECK(has(part));
   CHECK_FALSE(has("OMPI_"));
   CHECK_FALSE(has("MASTER_ADDR"));

@@ -12,10 +12,25 @@ namespace {
 
 // torchrun, Open MPI, MPICH, Slurm and Tessera tell a process its rank in variables with these prefixes. A rank throws
 // an error when two sets of them disagree.
-constexpr std::array<std::string_view, 16> kOtherLaunchers = {
-    "TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_LOCAL_", "TORCHELASTIC_", "MASTER_ADDR", "MASTER_PORT",
-    "GROUP_RANK",   "GROUP_WORLD_SIZE",   "ROLE_",          "OMPI_",         "PMI_",        "PMIX_",
-    "MPI_LOCAL",    "SLURM_PROCID",       "SLURM_LOCALID",  "SLURM_STEP",
+constexpr std::array<std::string_view, 18> kOtherLaunchers = {
+    "TESSERA_RANK",
+    "TESSERA_WORLD_SIZE",
+    "TESSERA_LOCAL_",
+    "TORCHELASTIC_",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "MPI_LOCAL",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_STEP",
 };
 
 bool belongs_to_a_launcher(std::string_view name) {
