@@ -24,14 +24,15 @@
 namespace tessera {
 namespace {
 
-// Makes one rank leave the hub when it is destroyed. The World owns it through make_group.
+// Makes one rank leave the hub, at the latest when it is destroyed. The World owns it through its options.
 class Seat {
  public:
   Seat(std::shared_ptr<ThreadHub> hub, int64_t rank) : hub_(std::move(hub)), rank_(rank) {}
-  ~Seat() { hub_->leave(rank_); }
+  ~Seat() { leave(); }
   Seat(const Seat&) = delete;
   Seat& operator=(const Seat&) = delete;
 
+  void leave() const { hub_->leave(rank_); }
   BackendGroup make(const GroupRequest& request) const { return make_thread_group(hub_, request); }
 
  private:
@@ -42,35 +43,6 @@ class Seat {
 // MKL computes many of LibTorch's functions, and sets itself up in its first call. Where two ranks made that call at
 // once their sines differed by 6e-9, in 1 of 12,000 processes: so it is made here, before ranks are threads.
 void set_up_mkl() { static const at::Tensor once = at::sin(at::ones({8}, at::kDouble)); }
-
-using Worlds = std::vector<std::shared_ptr<World>>;
-
-Worlds make_worlds(int64_t size, const InProcessOptions& options, const std::shared_ptr<ThreadHub>& hub) {
-  if (size < 1) {
-    throw std::invalid_argument(fmt::format("an in-process world of {} ranks is impossible; give at least 1", size));
-  }
-  set_up_mkl();
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  const EnvironmentVariables variables = process_environment();
-  const bool checked = checked_by(variables);
-  const std::string records_folder = records_folder_by(variables);
-  Worlds worlds;
-  for (int64_t rank = 0; rank < size; ++rank) {
-    WorldOptions one;
-    one.rank = one.local_rank = rank;
-    one.size = one.local_size = size;
-    one.store = store;
-    one.timeout = options.timeout;
-    one.device_index = options.device_index;
-    one.checked = checked;
-    one.records_folder = records_folder;
-    one.make_group = [seat = std::make_shared<Seat>(hub, rank)](const GroupRequest& request) {
-      return seat->make(request);
-    };
-    worlds.push_back(World::create(std::move(one)));
-  }
-  return worlds;
-}
 
 // Collects the exceptions of the ranks of one run.
 class Errors {
@@ -105,8 +77,8 @@ class Errors {
   std::vector<Entry> all_;
 };
 
-void run_rank(std::shared_ptr<World> world, ThreadHub& hub,
-              const std::function<void(const std::shared_ptr<World>&)>& body, Errors& errors) {
+void run_rank(std::shared_ptr<World> world, const std::function<void(const std::shared_ptr<World>&)>& body,
+              Errors& errors) {
   // All threads share LibTorch's cache of casts, and the first thread that leaves autocast clears it: with the cache
   // the ranks would record different autograd graphs.
   at::autocast::set_autocast_cache_enabled(false);
@@ -117,17 +89,42 @@ void run_rank(std::shared_ptr<World> world, ThreadHub& hub,
     errors.add(world->rank(), text);
     world->fail("the body of run_in_process", text);
   }
-  // The rank leaves here too, since something outside may still hold its World.
-  hub.leave(world->rank());
-  world->retire();
+  world->retire();  // something outside may still hold it
 }
 
 }  // namespace
 
+std::vector<std::shared_ptr<World>> make_in_process_worlds(int64_t size, const InProcessOptions& options) {
+  if (size < 1) {
+    throw std::invalid_argument(fmt::format("an in-process world of {} ranks is impossible; give at least 1", size));
+  }
+  set_up_mkl();
+  const auto hub = std::make_shared<ThreadHub>();
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const EnvironmentVariables variables = process_environment();
+  const bool checked = checked_by(variables);
+  const std::string records_folder = records_folder_by(variables);
+  std::vector<std::shared_ptr<World>> worlds;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    WorldOptions one;
+    one.rank = one.local_rank = rank;
+    one.size = one.local_size = size;
+    one.store = store;
+    one.timeout = options.timeout;
+    one.device_index = options.device_index;
+    one.checked = checked;
+    one.records_folder = records_folder;
+    const auto seat = std::make_shared<Seat>(hub, rank);
+    one.make_group = [seat](const GroupRequest& request) { return seat->make(request); };
+    one.on_retire = [seat] { seat->leave(); };
+    worlds.push_back(World::create(std::move(one)));
+  }
+  return worlds;
+}
+
 void run_in_process(int64_t size, const std::function<void(const std::shared_ptr<World>&)>& body,
                     const InProcessOptions& options) {
-  const auto hub = std::make_shared<ThreadHub>();
-  Worlds worlds = make_worlds(size, options, hub);
+  std::vector<std::shared_ptr<World>> worlds = make_in_process_worlds(size, options);
   const c10::intrusive_ptr<c10d::Store> store = worlds.front()->store();
   Errors errors;
   {
@@ -135,7 +132,7 @@ void run_in_process(int64_t size, const std::function<void(const std::shared_ptr
     for (std::shared_ptr<World>& world : worlds) {
       const int64_t rank = world->rank();
       try {
-        threads.emplace_back([&, mine = world] { run_rank(mine, *hub, body, errors); });
+        threads.emplace_back([&, mine = world] { run_rank(mine, body, errors); });
       } catch (const std::exception& error) {
         errors.add(rank, fmt::format("its thread could not be started: {}", error.what()));
         world->fail("run_in_process", error.what());
@@ -147,10 +144,6 @@ void run_in_process(int64_t size, const std::function<void(const std::shared_ptr
   std::optional<Failure> recorded;
   if (store->check({kFailureKey})) recorded = decode_failure(store->get_to_str(kFailureKey));
   errors.rethrow_first(size, recorded);
-}
-
-std::vector<std::shared_ptr<World>> make_in_process_worlds(int64_t size, const InProcessOptions& options) {
-  return make_worlds(size, options, std::make_shared<ThreadHub>());
 }
 
 }  // namespace tessera

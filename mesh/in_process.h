@@ -45,8 +45,9 @@ struct InProcessOptions {
 void run_in_process(int64_t size, const std::function<void(const std::shared_ptr<World>&)>& body,
                     const InProcessOptions& options = {});
 
-// Returns the Worlds of such ranks, ordered by rank, for threads that the caller starts: give each thread one. A rank
-// leaves its groups when its World is destroyed. Under autocast each thread must first call
+// Returns the Worlds of such ranks, ordered by rank, for threads that the caller starts: give each thread one, which
+// calls World::retire() when its rank has done its part. Tensors and caches may hold the World, so that the other ranks
+// would else wait for it until the limit. Under autocast each thread must first call
 // at::autocast::set_autocast_cache_enabled(false). TESSERA_RECORDS holds for them too: a rank that fails calls
 // World::fail.
 std::vector<std::shared_ptr<World>> make_in_process_worlds(int64_t size, const InProcessOptions& options = {});

@@ -72,6 +72,7 @@ struct WorldOptions {
   std::string records_folder;
   // When set, makes the process groups instead of cpu_backend and NCCL; see mesh/backends/backend_group.h.
   std::function<BackendGroup(const GroupRequest&)> make_group;
+  std::function<void()> on_retire;  // when set, World::retire() calls it
   // The launcher notes in this file a rank that it saw die, and in this path with ".RANK" a rank that ended without an
   // error. May be empty.
   std::string lost_file;
@@ -150,7 +151,8 @@ class World : public std::enable_shared_from_this<World> {
   // Returns how many groups this rank holds, made by group() or adopted.
   std::size_t group_count() const;
   // Says that this rank will not communicate again, though something may still hold its World, as run_in_process does
-  // for each rank: the thread that watches its groups ends, and caches may drop what they keep for it.
+  // for each rank: a rank that is a thread leaves its groups, the thread that watches them ends, and caches may drop
+  // what they keep for it.
   void retire();
   bool is_retired() const;
 

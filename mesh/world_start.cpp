@@ -301,6 +301,7 @@ uint64_t World::adoptions() const { return impl_->adoptions; }
 std::size_t World::group_count() const { return impl_->groups.size(); }
 
 void World::retire() {
+  if (impl_->options.on_retire) impl_->options.on_retire();
   impl_->groups.end_watch();
   impl_->retired = true;
 }

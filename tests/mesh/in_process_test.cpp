@@ -424,10 +424,17 @@ TEST_CASE("worlds for threads of one's own, several runs at once, and a run in a
   }
 }
 
-TEST_CASE("a world that is gone has left its groups") {
-  std::vector<WorldPtr> worlds = make_in_process_worlds(2);
-  worlds[1].reset();
-  check_refused<std::runtime_error>([&] { barrier(line(worlds[0]), 0); }, "ranks [1] have left the group");
+TEST_CASE("a world that is gone or retired has left its groups") {
+  for (const bool retired : {false, true}) {
+    CAPTURE(retired);
+    std::vector<WorldPtr> worlds = make_in_process_worlds(2);
+    if (retired) {
+      worlds[1]->retire();
+    } else {
+      worlds[1].reset();
+    }
+    check_refused<std::runtime_error>([&] { barrier(line(worlds[0]), 0); }, "ranks [1] have left the group");
+  }
 }
 
 TEST_CASE("hundreds of runs of eight ranks take seconds, small collectives tens of microseconds") {
