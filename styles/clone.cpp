@@ -6,20 +6,24 @@
 #include <torch/library.h>
 #include <torch/nn/module.h>
 
+#include "tessera/dtensor/core/contract.h"
 #include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/styles/hookable.h"
 
 namespace tessera {
 namespace {
 
 // Gives `from` the contract of the parameter that is about to become a tensor like it, so that the parameter keeps it.
-// Another parameter keeps its own.
+// Another parameter keeps its own. The schedule of gathers learns which memory the parameter has.
 void keep_contract(const at::Tensor& parameter, const at::Tensor& from) {
   const detail::Meta& own = detail::meta(parameter);
   detail::Meta& other = detail::meta(from);
-  if (own.contract == nullptr || (other.contract != nullptr && !other.contract->derived)) return;
+  if (own.contract == nullptr) return;
   const bool alike = other.spec->mesh == own.spec->mesh && other.spec->placements == own.spec->placements &&
                      other.spec->sizes == own.spec->sizes;
+  if (alike && own.contract->gather_schedule) own.contract->gather_schedule->follow(own, other);
+  if (other.contract != nullptr && !other.contract->derived) return;
   if (!alike) {
     throw std::invalid_argument(fmt::format(
         "set_data: the parameter {} of a {} is {}, and its new values are {}; redistribute them to the parameter's "

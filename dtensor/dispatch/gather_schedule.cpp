@@ -29,12 +29,8 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 
 enum class ViewOf { kItself, kTranspose, kOther };
 
-ViewOf view_of(const detail::Meta& view, const detail::Meta& parameter) {
-  const Spec &seen = *view.spec, &own = *parameter.spec;
-  const at::Tensor &there = view.local(), &piece = parameter.local();
-  if (!same_memory(there, piece) || seen.dtype != own.dtype) return ViewOf::kOther;
-  // The views conj() and _neg_view() differ from their tensor in nothing else.
-  if (there.is_conj() != piece.is_conj() || there.is_neg() != piece.is_neg()) return ViewOf::kOther;
+// Compares layouts alone.
+ViewOf laid_out_as(const Spec& seen, const Spec& own) {
   if (seen.sizes == own.sizes && seen.strides == own.strides && seen.placements == own.placements) {
     return ViewOf::kItself;
   }
@@ -44,13 +40,21 @@ ViewOf view_of(const detail::Meta& view, const detail::Meta& parameter) {
   return turned ? ViewOf::kTranspose : ViewOf::kOther;
 }
 
+ViewOf view_of(const detail::Meta& view, const Spec& own, const at::Tensor& piece) {
+  const at::Tensor& there = view.local();
+  if (!same_memory(there, piece) || view.spec->dtype != own.dtype) return ViewOf::kOther;
+  // The views conj() and _neg_view() differ from their tensor in nothing else.
+  if (there.is_conj() != piece.is_conj() || there.is_neg() != piece.is_neg()) return ViewOf::kOther;
+  return laid_out_as(*view.spec, own);
+}
+
 }  // namespace
 
 void GatherSchedule::add(const at::Tensor& parameter) {
-  const Spec& spec = *detail::meta(parameter).spec;
-  if (spec.strides != contiguous_strides(spec.sizes)) return;  // pieces are gathered row by row
-  by_path_.emplace(detail::meta(parameter).contract->path, slots_.size());
-  slots_.push_back({.impl = c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr())});
+  const detail::Meta& meta = detail::meta(parameter);
+  if (meta.spec->strides != contiguous_strides(meta.spec->sizes)) return;  // pieces are gathered row by row
+  by_path_.emplace(meta.contract->path, slots_.size());
+  slots_.push_back({.seen = {.spec = meta.spec, .piece = meta.local(), .counters = meta.write_counters()}});
 }
 
 at::Tensor GatherSchedule::gather(const std::string& path, const detail::Meta& view, const Spec& whole) {
@@ -58,33 +62,41 @@ at::Tensor GatherSchedule::gather(const std::string& path, const detail::Meta& v
   const auto found = by_path_.find(path);
   if (found == by_path_.end()) return {};
   Slot& slot = slots_[found->second];
-  const at::Tensor parameter(slot.impl.lock());
-  if (!parameter.defined()) return {};
-  const detail::Meta& own = detail::meta(parameter);
-  const ViewOf kind = view_of(view, own);
+  Seen& seen = slot.seen;
+  const ViewOf kind = view_of(view, *seen.spec, seen.piece);
   if (kind == ViewOf::kOther) return {};
+  seen.counters = view.write_counters();
   slot.whole = kind == ViewOf::kTranspose ? transposed(whole.placements) : whole.placements;
-  const at::Tensor piece = use(found->second, own);
+  const at::Tensor piece = use(found->second);
   return kind == ViewOf::kTranspose ? piece.t() : piece;
+}
+
+void GatherSchedule::follow(const detail::Meta& parameter, const detail::Meta& next) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_path_.find(parameter.contract->path);
+  if (found == by_path_.end()) return;
+  Seen& seen = slots_[found->second].seen;
+  if (view_of(parameter, *seen.spec, seen.piece) != ViewOf::kItself) return;  // a clone
+  seen = {.spec = next.spec, .piece = next.local(), .counters = next.write_counters()};
 }
 
 void GatherSchedule::Slot::mark(const at::Tensor& gathered) { made = StreamPoint::here(gathered.device()); }
 
 // Gathers the parameter for this use. What is on its way was started outside a capture, and is waited for there.
-at::Tensor GatherSchedule::use_alone(const Slot& slot, const detail::Meta& parameter, bool captured) {
+at::Tensor GatherSchedule::use_alone(const Slot& slot, bool captured) {
   if (!captured) ahead_.reset();
   for (Slot& each : slots_) each.piece = at::Tensor();
-  return redistribute_local(parameter.local(), *parameter.spec, slot.whole);
+  return redistribute_local(slot.seen.piece, *slot.seen.spec, slot.whole);
 }
 
 // Returns the gathered piece, and starts what is expected next once nothing that was gathered ahead is left.
-at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter) {
+at::Tensor GatherSchedule::use(std::size_t index) {
   Slot& slot = slots_[index];
-  const bool captured = is_captured(parameter.local().device());
+  const bool captured = is_captured(slot.seen.piece.device());
   if (captured) unseen_writes_ = true;
-  if (unseen_writes_) return use_alone(slot, parameter, captured);
-  learn(index, parameter);
-  const auto held = [&] { return slot.piece.defined() && slot.values == values_of(parameter); };
+  if (unseen_writes_) return use_alone(slot, captured);
+  learn(index);
+  const auto held = [&] { return slot.piece.defined() && slot.values == slot.seen.values(); };
   // A parameter that is neither held nor on its way was not expected: what is on its way may not be needed either.
   if (ahead_ && (!held() || std::ranges::count(ahead_->slots, index) > 0)) wait_for_ahead();
   at::Tensor piece = held() ? slot.piece : at::Tensor();
@@ -96,12 +108,12 @@ at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter)
   if (!options_.keeps || !piece.defined()) slot.piece = at::Tensor();
   if (!piece.defined()) {
     all_held_ = false;
-    piece = redistribute_local(parameter.local(), *parameter.spec, slot.whole);
+    piece = redistribute_local(slot.seen.piece, *slot.seen.spec, slot.whole);
     slot.mark(piece);
   }
   if (options_.keeps) {
     slot.piece = piece;
-    slot.values = values_of(parameter);
+    slot.values = slot.seen.values();
   }
   start_ahead();
   return piece;
@@ -109,9 +121,9 @@ at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter)
 
 // Notes that this parameter came after the last four. One that was used in this step and written since begins a new
 // step of the optimizer, and must not be gathered ahead before that.
-void GatherSchedule::learn(std::size_t index, const detail::Meta& parameter) {
+void GatherSchedule::learn(std::size_t index) {
   Slot& slot = slots_[index];
-  const Values values = values_of(parameter);
+  const Values values = slot.seen.values();
   if (slot.step == step_ && slot.used != values) {
     ++step_;
     drop_old_pieces();
@@ -128,23 +140,21 @@ void GatherSchedule::learn(std::size_t index, const detail::Meta& parameter) {
   slot.used = values;
 }
 
-// Frees the pieces of parameters that were written or are gone.
+// Frees the pieces of parameters that were written.
 void GatherSchedule::drop_old_pieces() {
   for (Slot& slot : slots_) {
     if (!slot.piece.defined()) continue;
-    const at::Tensor parameter(slot.impl.lock());
-    if (!parameter.defined() || slot.values != values_of(detail::meta(parameter))) slot.piece = at::Tensor();
+    if (slot.values != slot.seen.values()) slot.piece = at::Tensor();
   }
 }
 
-GatherSchedule::Values GatherSchedule::values_of(const detail::Meta& parameter) {
-  const at::Tensor& piece = parameter.local();
+GatherSchedule::Values GatherSchedule::Seen::values() const {
   return {.memory = piece.storage().getWeakStorageImpl(),
           .offset = piece.storage_offset(),
           .strides = at::DimVector(piece.strides()),
           .conjugate = piece.is_conj(),
           .negative = piece.is_neg(),
-          .writes = parameter.writes()};
+          .writes = counters.sum()};
 }
 
 void GatherSchedule::wait_for_ahead() {
@@ -171,15 +181,12 @@ void GatherSchedule::start_ahead() {
     // The prediction was wrong for pieces that were not used by now, so they are freed.
     for (Slot& each : slots_) each.piece = at::Tensor();
   }
-  const at::Tensor first(slots_[expected.front()].impl.lock());
-  const DeviceMesh mesh = detail::meta(first).spec->mesh;
+  const DeviceMesh mesh = slots_[expected.front()].seen.spec->mesh;
   std::vector<AsyncRedistributions::Item> items;
   for (const std::size_t index : expected) {
     Slot& slot = slots_[index];
-    const at::Tensor parameter(slot.impl.lock());
-    const detail::Meta& meta = detail::meta(parameter);
-    slot.values = values_of(meta);
-    items.push_back({.route = route_between(*meta.spec, slot.whole), .piece = meta.local()});
+    slot.values = slot.seen.values();
+    items.push_back({.route = route_between(*slot.seen.spec, slot.whole), .piece = slot.seen.piece});
   }
   const World::Scope scope(mesh.world(), "gather ahead");
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -195,14 +202,12 @@ std::vector<std::size_t> GatherSchedule::expected_next() const {
     if (found == next_.end()) break;
     at = {at[1], at[2], at[3], found->second};
     const Slot& slot = slots_[found->second];
-    const at::Tensor parameter(slot.impl.lock());
-    if (!parameter.defined() || std::ranges::count(expected, found->second) > 0) break;
-    const detail::Meta& meta = detail::meta(parameter);
-    if (slot.piece.defined() && slot.values == values_of(meta)) {
+    if (std::ranges::count(expected, found->second) > 0) break;
+    if (slot.piece.defined() && slot.values == slot.seen.values()) {
       if (options_.keeps) continue;
       break;  // before it, nothing is missing; behind it, nothing is started before it is used
     }
-    bytes += bytes_of_even_piece(*meta.spec, slot.whole);
+    bytes += bytes_of_even_piece(*slot.seen.spec, slot.whole);
     if (bytes > options_.ahead_bytes && !expected.empty()) break;
     expected.push_back(found->second);
   }

@@ -13,7 +13,7 @@
 
 #include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/TensorImpl.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include "tessera/dtensor/core/contract.h"
@@ -58,6 +58,9 @@ class GatherSchedule {
   // of the parameter.
   at::Tensor gather(const std::string& path, const detail::Meta& view, const Spec& whole);
 
+  // Call it before `parameter`, which has a contract, becomes a tensor like `next`, of the same layout, by set_data().
+  void follow(const detail::Meta& parameter, const detail::Meta& next);
+
  private:
   // Tells the values of a parameter from earlier ones: set_data() gives it another memory, or another view of a memory
   // whose views have one count of writes.
@@ -70,10 +73,18 @@ class GatherSchedule {
     uint32_t writes = 0;
     friend bool operator==(const Values&, const Values&) = default;
   };
-  static Values values_of(const detail::Meta& parameter);
+
+  // Is a parameter as it was last seen. It refers to no TensorImpl and no Meta: a Meta has a contract, which has the
+  // schedule, so that the module's parameters would never be freed.
+  struct Seen {
+    SpecPtr spec;
+    at::Tensor piece;
+    detail::WriteCounters counters;
+    Values values() const;
+  };
 
   struct Slot {
-    c10::weak_intrusive_ptr<c10::TensorImpl> impl;
+    Seen seen;
     Placements whole;   // of the gathered parameter; empty until its first use
     int64_t step = -1;  // the step of its last use, and its values then:
     Values used;
@@ -89,10 +100,10 @@ class GatherSchedule {
     std::vector<std::size_t> slots;  // in the order of its items
   };
 
-  void learn(std::size_t index, const detail::Meta& parameter);
+  void learn(std::size_t index);
   void drop_old_pieces();
-  at::Tensor use(std::size_t index, const detail::Meta& parameter);
-  at::Tensor use_alone(const Slot& slot, const detail::Meta& parameter, bool captured);
+  at::Tensor use(std::size_t index);
+  at::Tensor use_alone(const Slot& slot, bool captured);
   void wait_for_ahead();
   void start_ahead();
   std::vector<std::size_t> expected_next() const;
