@@ -286,7 +286,7 @@ at::Tensor BucketReducer::flags_to_send(const Spec& flags, const std::vector<dou
   if (std::ranges::count(there, 0.0) == 0) {
     columns.fill_(1);
   } else {
-    columns.copy_(at::tensor(there, options.device(at::kCPU)));
+    columns.copy_(at::tensor(there, at::kDouble).to(flags.dtype));
   }
   return out;
 }

@@ -160,7 +160,7 @@ at::Tensor ctc_loss_of_numbers(const at::Tensor& log_probs, const at::Tensor& ta
   if (zero_infinity) loss = loss.masked_fill(loss.isinf(), 0);
   if (reduction == at::Reduction::Sum) return loss.sum();
   if (reduction != at::Reduction::Mean) return is_batch ? loss : loss.squeeze(0);
-  return (loss / at::tensor(target_lengths, loss.options()).clamp_min(1)).mean();
+  return (loss / at::tensor(target_lengths, at::kLong).to(loss.options()).clamp_min(1)).mean();
 }
 
 // ---- an operator that writes a view by the strides of one process's memory

@@ -344,6 +344,31 @@ TEST_CASE("a parameter without a gradient on one rank counts as zero there; with
   }
 }
 
+TEST_CASE("in 16 bits too a parameter may have no gradient in a backward") {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    for (const bool parameters : {false, true}) {
+      run_in_process(2, [&](const std::shared_ptr<World>& world) {
+        const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
+        torch::nn::Linear linear(4, 4), sometimes(4, 4);
+        torch::nn::Sequential both(linear, sometimes);
+        both->to(device(), parameters ? dtype : at::kFloat);
+        auto parallel = parallelize_module(both, mesh, {}, {.gradient_buckets = {.dtype = dtype}});
+        const at::Tensor x =
+            from_local(at::ones({2, 4}, on(parameters ? dtype : at::kFloat)), mesh, {Shard(0), Replicate()});
+        for (const bool all : {false, true, false}) {
+          both->zero_grad();
+          at::Tensor y = linear(x);
+          if (all) y = sometimes(y);
+          y.sum().backward();
+          CHECK(linear->bias.grad().defined());
+          CHECK(sometimes->bias.grad().defined() == all);
+          if (!all) CHECK(full_tensor(linear->bias.grad()).to(at::kFloat).equal(at::full({4}, 4.0F, on(at::kFloat))));
+        }
+      });
+    }
+  }
+}
+
 TEST_CASE("torch::autograd::grad, create_graph and hooks see whole gradients in the parameter's layout") {
   (void)cases();
   on_meshes([](const DeviceMesh& mesh) {
