@@ -159,13 +159,14 @@ void check_size(const std::string& path, int64_t saved) {
     throw DamagedFile(fmt::format("'{}' has {} bytes, not the {} that were saved", path, bytes, saved));
 }
 
-// Removes an old state, unless another job has removed or replaced it meanwhile. Warns where it cannot be removed: the
-// new one is saved in any case.
+// Removes an old state, unless another job has removed or replaced it meanwhile, or removes it too. Warns where it
+// cannot be removed: the new one is saved in any case.
 void remove_step(const std::string& folder, const std::string& path) {
   const std::string removed = temporary_path(folder, fs::path(path).filename().string());
   std::error_code error;
   if (std::rename(path.c_str(), removed.c_str()) == 0) {
     fs::remove_all(removed, error);
+    if (is_absent(error) || error == std::errc::directory_not_empty) return;
   } else if (errno != ENOENT) {
     error = std::error_code(errno, std::generic_category());
   }

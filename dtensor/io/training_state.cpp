@@ -182,12 +182,26 @@ Trouble on_any_rank(Trouble here, const DeviceMesh& mesh) {
   return static_cast<Trouble>(values_on_host(largest, mesh.world()).item<int64_t>());
 }
 
+// Throws where `folder`, in which steps are looked for, is the folder of one step, or no folder: a run must not begin
+// anew unnoticed.
+void check_holds_steps(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::exists(fs::path(folder) / kManifestName, error)) {
+    throw std::invalid_argument(fmt::format(
+        "'{}' is the folder of one step; give the folder in which it lies, or call load_training_state", folder));
+  }
+  if (fs::exists(folder, error) && !fs::is_directory(folder, error))
+    throw std::invalid_argument(fmt::format("'{}' is no folder; give the one that the steps lie in", folder));
+}
+
 constexpr int kMostLooks = 10;  // a remote file system may go on listing a folder that is gone
 
 // Returns the folder of the newest step below `end`, and sets `end` to that step; nullopt where there is none. Throws
 // what check_whole_state throws where that state is not whole. A job that saves meanwhile may remove the listed state
 // after it has saved a newer one, so where the folder is gone it lists them again.
 std::optional<std::string> newest_below(const std::string& folder, int64_t& end) {
+  check_holds_steps(folder);
   for (int looks = 1;; ++looks) {
     const std::map<int64_t, std::string> found = step_folders(folder);
     const auto next = found.lower_bound(end);
@@ -231,7 +245,16 @@ void save_training_state(const TrainingState& state, const std::string& folder, 
 }
 
 void load_training_state(TrainingState& state, const std::string& step_folder) {
-  Look look = {.find = [&] { return std::optional(step_folder); }};
+  const auto find = [&] {
+    std::error_code error;
+    if (!std::filesystem::exists(std::filesystem::path(step_folder) / kManifestName, error) &&
+        !step_folders(step_folder).empty()) {
+      throw std::invalid_argument(fmt::format(
+          "'{}' holds folders of steps; give one of them, or call load_newest_training_state", step_folder));
+    }
+    return std::optional(step_folder);
+  };
+  Look look = {.find = find};
   load_found(state, look);
 }
 

@@ -117,19 +117,20 @@ void save_training_state(const TrainingState& state, const std::string& folder, 
 // Every rank of the state's mesh calls it. Communication: two all-reduces of 40 bytes per mesh dimension.
 // Throws, alike on every rank: std::invalid_argument when ranks found different states, when a block is not what was
 // saved (the text names file, block and checksums) or the disk has lost it (EIO, EBADMSG, EUCLEAN), when a DTensor is
-// on other ranks, when the state has another version, and when it does not fit the parts, as load_weights and
-// load_optimizer do; std::runtime_error when the system cannot read for another reason.
+// on other ranks, when the state has another version, when `step_folder` holds folders of steps, and when the state
+// does not fit the parts, as load_weights and load_optimizer do; std::runtime_error when the system cannot read for
+// another reason.
 void load_training_state(TrainingState& state, const std::string& step_folder);
 
 // Does the same with the newest state in `folder`. Returns false, on every rank, and changes nothing if there are no
-// step folders. Where a rank finds that the state is not whole (see newest_training_state) or that a file of it is
-// damaged, the newest one before it is loaded, and so on; for each, the mesh's first rank logs a warning with the
-// reason, and `state.step` says which one was loaded. If none is left, throws std::invalid_argument with the reason of
-// the newest: a run that has lost its states must not begin anew unnoticed. A job that saves meanwhile may save a newer
-// state between the looks of two ranks, or remove the state that they found: where the ranks could not load one, and a
-// rank sees either, all look for the newest again, 10 times at most, and then throw std::invalid_argument. Each state
-// that is passed over or looked for again takes, per mesh dimension, two all-reduces of 40 bytes at most, one of the
-// reason and one of 8 bytes more.
+// step folders; throws std::invalid_argument if it is the folder of one step, or no folder. Where a rank finds that the
+// state is not whole (see newest_training_state) or that a file of it is damaged, the newest one before it is loaded,
+// and so on; for each, the mesh's first rank logs a warning with the reason, and `state.step` says which one was
+// loaded. If none is left, throws std::invalid_argument with the reason of the newest: a run that has lost its states
+// must not begin anew unnoticed. A job that saves meanwhile may save a newer state between the looks of two ranks, or
+// remove the state that they found: where the ranks could not load one, and a rank sees either, all look for the newest
+// again, 10 times at most, and then throw std::invalid_argument. Each state that is passed over or looked for again
+// takes, per mesh dimension, two all-reduces of 40 bytes at most, one of the reason and one of 8 bytes more.
 bool load_newest_training_state(TrainingState& state, const std::string& folder);
 
 // Returns the step folder of the highest step in `folder` whose state is whole: state.json has its checksum, and every

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -52,7 +53,8 @@ void check_options(const SaveStateOptions& options, int64_t step) {
   if (options.keep < 0) refuse("keep", options.keep, "a number of states, or 0 to keep all");
   if (options.block_bytes < 1 || options.block_bytes > kLargestBlock)
     refuse("block_bytes", options.block_bytes, "a number from 1 to 4194304");
-  if (step < 0) refuse("step", step, "the number of steps that were made");
+  if (step < 0 || step == std::numeric_limits<int64_t>::max())
+    refuse("step", step, "the number of steps that were made");
 }
 
 // Throws where readers would refuse state.json with the checksums of these files, which make most of it and are known

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <filesystem>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -87,6 +88,26 @@ TESSERA_RANKS_TEST_CASE("training state: where there are states and none is whol
   contains(text, "The newest: cannot open '" + folder / "step_00000002/state.json': No such file or directory");
   CHECK(module.value() == 7);
   CHECK(state.step == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("training state: the folder of a step and that of all steps are told apart", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 0);
+  save_steps(module, folder.path(), 1);
+  folder.wait();
+  TrainingState state = module.state(0);
+  const std::string step = folder / "step_00000001", file = step + "/state.json";
+  contains(same_message(mesh, [&] { load_newest_training_state(state, step); }),
+           "is the folder of one step; give the folder in which it lies");
+  contains(same_message(mesh, [&] { load_newest_training_state(state, file); }), "is no folder");
+  CHECK_THROWS_WITH_AS(newest_training_state(step), doctest::Contains("is the folder of one step"),
+                       std::invalid_argument);
+  contains(same_message(mesh, [&] { load_training_state(state, folder.path()); }),
+           "holds folders of steps; give one of them, or call load_newest_training_state");
+  CHECK(state.step == 0);
+  load_training_state(state, step);
+  CHECK(state.step == 1);
 }
 
 TESSERA_RANKS_TEST_CASE("training state: a newest state of another version is an error, not passed over", {1, 3}) {

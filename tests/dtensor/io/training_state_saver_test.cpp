@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <future>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -389,6 +390,9 @@ TESSERA_RANKS_TEST_CASE("training state: what fails on one rank is the same erro
   contains(same_message(mesh, [&] { save({.block_bytes = 4194305}); }), "block_bytes is 4194305");
   contains(same_message(mesh, [&] { save({.max_shard_bytes = -1}); }), "max_shard_bytes is -1");
   contains(same_message(mesh, [&] { save_training_state(module.state(-1), folder.path()); }), "step is -1");
+  const int64_t largest = std::numeric_limits<int64_t>::max();
+  contains(same_message(mesh, [&] { save_training_state(module.state(largest), folder.path()); }),
+           "step is 9223372036854775807");
   TrainingState state = module.state(1);
   state.values["x"] = "\xff";
   contains(same_message(mesh, [&] { save_training_state(state, folder.path()); }), "is not UTF-8");
