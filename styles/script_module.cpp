@@ -277,12 +277,13 @@ struct ReachMutex {
 };
 template struct ReachMutex<&torch::jit::GraphFunction::compile_mutex>;
 
-// Drops the compiled code of a function, unless this was done before. A thread may be inside of it, so it stays alive.
-void forget_compiled(torch::jit::GraphFunction& function) {
+// Drops the compiled code of a function; without `again`, unless this was done before. A thread may be inside of it, so
+// it stays alive.
+void forget_compiled(torch::jit::GraphFunction& function, bool again) {
   static auto* const dropped = new std::vector<torch::jit::GraphExecutor>();
   static std::mutex of_dropped;
   const std::lock_guard compiling(mutex_of(function));
-  if (mode_of(function) == torch::jit::SIMPLE) return;
+  if (mode_of(function) == torch::jit::SIMPLE && !again) return;
   for (auto& executor : executors_of(function)) {
     if (!executor) continue;
     const std::lock_guard lock(of_dropped);
@@ -292,6 +293,8 @@ void forget_compiled(torch::jit::GraphFunction& function) {
   function.clear_optimized_graphs();
   function._set_initial_executor_execution_mode(torch::jit::SIMPLE);
 }
+
+std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
 
 // Says whether a node begins a block of the kind "with torch.autocast(...)".
 bool begins_autocast(const torch::jit::Node& node) {
@@ -321,13 +324,24 @@ Code code_of(const Module& root) {
 // or a copy of it, which shares them, is called. Operators see autocast as they do elsewhere. Where the code itself
 // switches autocast, LibTorch writes casts into it, which it does only while the optimizer is on.
 void forget_compiled(const Code& code) {
+  for (torch::jit::GraphFunction* const each : code.functions) forget_compiled(*each, /*again=*/code.has_autocast);
+  if (!code.has_autocast) return;
   detail::AutocastSettings off = detail::autocast_settings();
   off.cpu.is_on = off.cuda.is_on = false;
   const detail::WithAutocast without(off);
   const torch::jit::GraphOptimizerEnabledGuard optimized(true);
   for (torch::jit::GraphFunction* const each : code.functions) {
-    forget_compiled(*each);
-    if (code.has_autocast) each->optimized_graph();
+    try {
+      each->optimized_graph();
+    } catch (const std::exception& error) {
+      each->clear_optimized_graphs();  // else the half-made one would be taken the next time
+      throw std::invalid_argument(fmt::format(
+          "parallelize_module: LibTorch cannot compile the blocks of autocast in {}, so that they would have no "
+          "effect: "
+          "{}. Give torch.autocast constants, such as attributes that are Final, or script the module without the "
+          "function",
+          each->qualname().qualifiedName(), first_line(error.what())));
+    }
   }
 }
 

@@ -54,8 +54,8 @@ class ParallelizedScript {
 // earlier calls compiled is dropped, since it was specialized for plain tensors, and TorchScript's optimizer no longer
 // acts on the module's functions, which copies of the module share.
 // Communication and errors are those for torch::nn. It also throws std::invalid_argument for a frozen or optimized
-// module, whose weights are constants of its code; for a Prepare style, which needs hooks; and for a compute_dtype
-// where the module's code switches autocast itself.
+// module, whose weights are constants of its code; for a Prepare style, which needs hooks; and, where the module's code
+// switches autocast itself, for a compute_dtype and for arguments of autocast that are no constants.
 ParallelizedScript parallelize_module(const torch::jit::Module& module, const DeviceMesh& mesh,
                                       const ParallelPlan& plan, const ParallelizeOptions& options = {});
 

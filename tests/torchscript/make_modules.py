@@ -185,6 +185,16 @@ class SwitchesAutocast(nn.Module):
         return self.down(torch.nn.functional.gelu(x.to(torch.float32)))
 
 
+class AsksForAutocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(10, 16)
+
+    def forward(self, x, amp: bool = True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):
+            return self.up(x)
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     torch.set_default_dtype(torch.float64)
@@ -219,6 +229,7 @@ def main():
     torch.jit.script(hooked()).save(folder / "hooked.pt")
     torch.jit.script(nn.Sequential(Forks())).save(folder / "forks.pt")
     torch.jit.script(SwitchesAutocast().float()).save(folder / "switches_autocast.pt")
+    torch.jit.script(AsksForAutocast()).save(folder / "asks_for_autocast.pt")
 
 
 main()

@@ -492,6 +492,7 @@ TEST_CASE("refused: frozen and optimized modules, Prepare styles, other types, a
       {2}, {"tp"}, "leave compute_dtype out, or script the module without these blocks", [&](const DeviceMesh& mesh) {
         parallelize_module(load("switches_autocast"), mesh, kMlp, {.compute_dtype = at::kBFloat16});
       });
+  for (int time = 0; time < 2; ++time) refused("asks_for_autocast", {}, "AsksForAutocast.forward, so that they would");
   check_refused_on_every_rank({2, 1}, {"dp", "tp"}, "the parallelized module: its input [2, 8] is plain",
                               [&](const DeviceMesh& mesh) {
                                 parallelize_module(load("mlp"), mesh, {}, {.src_rank = kNoSource})(at::ones({2, 8}));
@@ -547,10 +548,18 @@ TEST_CASE("compute_dtype computes what autocast computes in one process") {
 }
 
 TEST_CASE("blocks of a script that switch autocast themselves keep their effect") {
-  torch::jit::Module reference = load("switches_autocast"), module = load("switches_autocast");
-  auto tp = parallelize_module(module, fake_mesh(0, {1}, {"tp"}), kMlp);
   const at::Tensor x = rows().front().input.to(at::kFloat);
-  CHECK(at::equal(full_tensor(tp(x).toTensor()), reference.forward({x}).toTensor()));
+  const at::Tensor want = load("switches_autocast").forward({x}).toTensor();
+  for (const bool was_called : {false, true}) {
+    CAPTURE(was_called);
+    torch::jit::Module module = load("switches_autocast");
+    if (was_called) {
+      const torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
+      module.forward({x});
+    }
+    auto tp = parallelize_module(module, fake_mesh(0, {1}, {"tp"}), kMlp);
+    CHECK(at::equal(full_tensor(tp(x).toTensor()), want));
+  }
 }
 
 TEST_CASE("a compute_dtype that one rank gives is refused on every rank") {
