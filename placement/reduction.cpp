@@ -11,8 +11,10 @@
 #include <ATen/ops/abs.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/complex.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/ones_like.h>
@@ -191,10 +193,28 @@ class Masked final : public Reduction {
   const ReductionPtr of_;
 };
 
-// Returns three small positive numbers, which most reductions can have as a value.
+// Returns three small numbers, which most reductions can have as a value: positive ones, or complex ones whose parts
+// are both positive.
 at::Tensor probe_of(at::ScalarType dtype) {
   if (c10::isIntegralType(dtype, /*includeBool=*/true)) return at::arange(1, 4).to(dtype);
-  return at::arange(1, 4, at::kDouble).div(4).to(dtype);
+  const at::Tensor reals = at::arange(1, 4, at::kDouble).div(4);
+  return c10::isComplexType(dtype) ? at::complex(reals, reals.add(0.5)).to(dtype) : reals.to(dtype);
+}
+
+// Throws std::invalid_argument where the reduction's neutral element is no number of the dtype.
+void check_neutral(const Reduction& reduction, at::ScalarType dtype, const std::string& who) {
+  const c10::Scalar neutral = reduction.neutral(dtype);
+  try {
+    at::full({1}, neutral, dtype);
+  } catch (const c10::NotImplementedError&) {
+    throw;
+  } catch (const std::exception&) {
+    throw std::invalid_argument(fmt::format(
+        "{}: Reduction::neutral of P({}) is {}, which no tensor of {} can hold; refuse this dtype in Reduction::check, "
+        "or implement neutral for it",
+        who, reduction.text(), neutral.isComplex() ? "complex" : fmt::format("{}", neutral.toDouble()),
+        c10::toString(dtype)));
+  }
 }
 
 // Says whether two tensors of one dtype are equal but for the rounding of a few operations.
@@ -261,13 +281,13 @@ bool nests(const Reduction& reduction, const at::Tensor& value) {
 }
 
 void try_spread(const Reduction& reduction, const at::Tensor& value, const std::string& who, bool nested) {
+  check_neutral(reduction, value.scalar_type(), who);
   for (const int64_t ranks : {2, 3}) {
     const char* const wrong = wrong_method(reduction, value, ranks);
     if (wrong == nullptr) continue;
     throw std::invalid_argument(
         fmt::format("{}: the pieces that P({}) makes of a value do not reduce to that value (tried over {} ranks): its "
-                    "terms are not "
-                    "its pieces, so implement Reduction::{}",
+                    "terms are not its pieces, so implement Reduction::{}, or mend it",
                     who, reduction.text(), ranks, wrong));
   }
   if (!nested || nests(reduction, value)) return;

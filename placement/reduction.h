@@ -98,8 +98,9 @@ bool commutes_with_conversion(const Reduction& reduction, at::ScalarType from, a
 void check_reduces(ReduceOp op, at::ScalarType dtype, const std::string& who);
 // Throws std::invalid_argument, prefixed with `who`, when a value that is cut into pieces, by spread() or by
 // only_piece() and neutral(), is not the reduction of these pieces. The text names the method to implement. It is tried
-// on three small positive numbers of `dtype`, on the CPU; on floats where that cannot compute them, and for float8.
-// With `nested` it is also tried over two mesh dimensions, which are reduced at once and one after the other.
+// on three small positive numbers of `dtype`, or complex ones of positive parts, on the CPU; on floats where that
+// cannot compute them, and for float8. With `nested` it is also tried over two mesh dimensions, which are reduced at
+// once and one after the other.
 void check_spread(const Reduction& reduction, at::ScalarType dtype, const std::string& who, bool nested = false);
 // Returns the x for which op(x, y) == y. There is none for avg.
 c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype);

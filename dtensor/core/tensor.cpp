@@ -1,6 +1,7 @@
 #include "tessera/dtensor/core/tensor.h"
 
 #include <stdexcept>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -53,10 +54,15 @@ void check_writable(const at::Tensor& t, const char* who) {
 
 void check_local(const at::Tensor& local, const Spec& spec, const char* who) {
   if (is_piece_of(local, spec)) return;
+  const bool is_own = std::string_view(who).starts_with("tessera::") || std::string_view(who).starts_with("aten::") ||
+                      std::string_view(who).find("::") == std::string::npos;
   const std::string text = fmt::format(
-      "{}: internal error: the local tensor is {} [{}], but {} needs [{}] here; please report it with this text", who,
-      c10::toString(local.scalar_type()), fmt::join(local.sizes(), ", "), to_string(spec),
-      fmt::join(spec.local_sizes, ", "));
+      "{}: the local tensor is {} [{}], but {} needs [{}] here; {}", who, c10::toString(local.scalar_type()),
+      fmt::join(local.sizes(), ", "), to_string(spec), fmt::join(spec.local_sizes, ", "),
+      is_own ? "this is an internal error, unless a rule of your own decides for the operator; please report it with "
+               "this text"
+             : "the operator's rule, its local kernel or its Meta kernel says something else than what its kernel "
+               "does; check_rule (tests/ops/rules/rule_checks.h) runs every strategy of a rule");
   spec.mesh.world().fail(who, text);
   throw std::runtime_error(text);
 }

@@ -98,6 +98,7 @@ class Decider {
     run_misfits_whole(rule, inputs);
     keep_numbers_whole(rule);
     keep_terms_finite(rule);
+    keep_draws_whole(rule);
     std::vector<rules::Written> written = written_inputs();
     add_outs(rule, inputs, written);
     const CostModel model = default_cost_model(first_spec_.mesh);
@@ -181,6 +182,14 @@ class Decider {
     });
   }
 
+  // Drops the strategies of an operator whose own kernel draws random numbers: every rank draws the same ones, which
+  // would be those of other elements on each.
+  void keep_draws_whole(OpRule& rule) const {
+    if (!draws() || !rule.kernel.empty()) return;
+    std::erase_if(rule.strategies, [](const rules::Strategy& strategy) { return strategy.kernel.empty(); });
+    if (rule.keep_kernel.empty()) rule.outputs_for = nullptr;
+  }
+
   // Drops strategies with Partial inputs where terms would not add up, so that they are reduced first.
   void keep_terms_finite(OpRule& rule) const {
     if (!has_zero_or_nonfinite_number(call_)) return;
@@ -262,7 +271,7 @@ class Decider {
       decision_.outputs.push_back(
           intern_spec(first_spec_.mesh, choice.outputs[k], outputs[k].sizes, strides, outputs[k].dtype));
     }
-    decision_.make_dense = !meta_results_ || order_ != rules::ResultOrder::kAsMeta;
+    decision_.make_dense = !meta_results_ || order_ != rules::ResultOrder::kAsMeta || moves_expanded();
     if (!choice.kernel.empty()) {
       const LocalKernelEntry entry = find_local_kernel(choice.kernel);
       decision_.kernel = entry.kernel;
@@ -273,6 +282,14 @@ class Decider {
     }
     localize(rule);
     if (rule.halos) plan_halos(*rule.halos);
+  }
+
+  // Says whether an input that is redistributed has been expanded. Its piece is then row-major, which its strides do
+  // not say, and results would have the order of the piece.
+  bool moves_expanded() const {
+    return !call_.traits.view && std::ranges::any_of(decision_.moves, [](const Decision::Move& move) {
+      return std::ranges::find(move.from->strides, 0) != move.from->strides.end();
+    });
   }
 
   // Prepares the halo exchange if a dimension along which windows lie is sharded.
@@ -356,10 +373,8 @@ class Decider {
 
   void finish() {
     decision_.first_spec = with_placements(first_spec_, first_spec_.placements);
-    if (decision_.write_back) {  // copying back may communicate, as the written tensor's layout requires
-      for (const TensorArg& entry : call_.tensors) {
-        if (entry.spec != nullptr && call_.writes(entry) && entry.spec->sharded) decision_.communicates = true;
-      }
+    for (const auto& [from, to] : moves_back(call_, decision_)) {
+      decision_.communicates |= route_between(*from, to->placements)->communicates();
     }
     for (const SpecPtr& spec : decision_.inputs)
       decision_.ranks_differ |= spec != nullptr && (spec->sharded || spec->partial);
@@ -392,6 +407,16 @@ class Decider {
 };
 
 }  // namespace
+
+std::vector<std::pair<SpecPtr, SpecPtr>> moves_back(const Call& call, const Decision& decision) {
+  std::vector<std::pair<SpecPtr, SpecPtr>> out;
+  for (std::size_t i = 0; decision.write_back && i < call.tensors.size(); ++i) {
+    const TensorArg& entry = call.tensors[i];
+    if (entry.spec == nullptr || !call.writes(entry)) continue;
+    out.emplace_back(decision.inputs[i], with_placements(*entry.spec, entry.spec->placements));
+  }
+  return out;
+}
 
 DecisionPtr decide(const Call& call, std::vector<rules::Considered>* considered) {
   return Decider(call, considered).run();

@@ -58,6 +58,10 @@ struct Decision {
 };
 using DecisionPtr = std::shared_ptr<const Decision>;
 
+// Returns, for each argument that is written in a copy, the layout of the copy and that of the argument, to which the
+// result is copied back.
+std::vector<std::pair<SpecPtr, SpecPtr>> moves_back(const Call& call, const Decision& decision);
+
 // Decides by the operator's rule or, without one that fits, to replicate. Throws what the operator throws on the global
 // shapes, and std::invalid_argument for an unsupported call: before any communication, alike on every rank.
 // `considered` gets the strategies that the choice was made from.

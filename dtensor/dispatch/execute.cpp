@@ -4,6 +4,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/AutogradState.h>
@@ -36,6 +37,12 @@ std::string moves_of(const Call& call, const Decision& decision) {
   if (decision.halos && decision.halos->exchange.communicates()) {
     const Spec& spec = *decision.inputs[decision.halos->tensors[0]];
     out += fmt::format("; of {} a rank needs {}", to_string(spec), decision.halos->exchange.to_string());
+  }
+  for (const auto& [from, to] : moves_back(call, decision)) {
+    const RoutePtr route = route_between(*from, to->placements);
+    if (!route->communicates()) continue;
+    out += fmt::format("; what is written into {} is computed as {}, and goes back by {}", to_string(*to),
+                       to_string(from->placements), route->plan().to_string());
   }
   if (out.empty() && decision.first_spec != nullptr) {
     out = fmt::format(
@@ -176,12 +183,35 @@ class Execution {
     for (const std::size_t arg : call_.traits.written_args) {
       for (std::size_t i = 0; i < call_.tensors.size(); ++i) {
         if (call_.tensors[i].arg != arg || !call_.tensors[i].tensor->defined()) continue;
+        if (writes_in_copies()) copy_written(i);
         written_.push_back({i, *call_.tensors[i].tensor});
-        if (writes_in_copies() && locals_[i].is_alias_of(detail::meta(written_.back().wrapper).local())) {
-          locals_[i] = locals_[i].clone();
-        }
       }
     }
+  }
+
+  // An argument that is written as two of them has one copy. Of two that overlap in another way each would be written
+  // without what is written into the other.
+  void copy_written(std::size_t i) {
+    const at::Tensor& piece = detail::meta(*call_.tensors[i].tensor).local();
+    for (const WrittenTensor& other : written_) {
+      const at::Tensor& others = detail::meta(other.wrapper).local();
+      const at::MemOverlapStatus overlap = at::get_overlap_status(piece, others);
+      if (overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial) continue;
+      const bool is_same = call_.tensors[i].spec == call_.tensors[other.index].spec &&
+                           decision_.inputs[i] == decision_.inputs[other.index] &&
+                           piece.strides() == others.strides() && piece.storage_offset() == others.storage_offset();
+      if (!is_same) failing(mesh_.world(), call_.traits.name.c_str(), [this] { refuse_overlap(); });
+      locals_[i] = locals_[other.index];
+      return;
+    }
+    if (locals_[i].is_alias_of(piece)) locals_[i] = locals_[i].clone();
+  }
+
+  [[noreturn]] void refuse_overlap() const {
+    throw std::invalid_argument(
+        fmt::format("{}: two arguments that it writes overlap in memory, and it computes in copies of both, of which "
+                    "each would lose what is written into the other; clone one of them, or write them by two calls",
+                    call_.traits.name));
   }
 
   void keep_contract() { contract_ = detail::meta(*call_.tensors[0].tensor).contract; }

@@ -137,7 +137,14 @@ std::vector<Strategy> shard_factors(const std::vector<Labels>& inputs, const std
   for (const auto* side : {&inputs, &outputs}) {
     for (const Labels& labels : *side) {
       for (const char f : labels) {
-        if (f != '-' && factors.find(f) == Labels::npos) factors += f;
+        if (f == '-') continue;
+        if (std::ranges::count(labels, f) > 1) {
+          throw std::logic_error(fmt::format(
+              "shard_factors: the letter {} stands twice in \"{}\", but a cut of one dimension does not cut the other; "
+              "write '-' for dimensions that are not cut",
+              f, labels));
+        }
+        if (factors.find(f) == Labels::npos) factors += f;
       }
     }
   }

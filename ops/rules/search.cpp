@@ -67,20 +67,24 @@ bool shards(const Strategy& strategy) {
   return std::ranges::any_of(strategy.inputs, is_any_shard) || std::ranges::any_of(strategy.outputs, is_any_shard);
 }
 
-// Returns whether every partition of a fixed number of parts is on mesh dimensions with that many ranks.
-bool is_complete(const Placements& placements, std::span<const int64_t> mesh_shape) {
-  return std::ranges::all_of(placements, [&](const Placement& p) {
-    if (!p.is_shard() || !p.partition().parts()) return true;
-    return std::ranges::all_of(cuts_of(p.tensor_dim(), placements, mesh_shape),
-                               [](const Cut& cut) { return cut.partition->parts().value_or(cut.parts) == cut.parts; });
-  });
+// Says whether each of these is a layout of its tensor. Those without another partition than torch.chunk's always are.
+bool are_complete(const std::vector<Placements>& all, const std::vector<TensorInfo>& tensors, const Mesh& mesh) {
+  for (std::size_t j = 0; j < tensors.size(); ++j) {
+    const bool may_fail =
+        std::ranges::any_of(all[j], [](const Placement& p) { return p.is_shard() && !p.is_chunks(); });
+    if (tensors[j].defined && may_fail && !is_layout(all[j], mesh, tensors[j].sizes)) return false;
+  }
+  return true;
 }
+
+// Says on which mesh dimensions a search also tries the partitions that inputs have there, other than torch.chunk's.
+enum class OtherPartitions { kAll, kOnSeveralRanks, kNone };
 
 class Search {
  public:
   Search(const OpRule& rule, const std::vector<TensorInfo>& inputs, const std::vector<TensorInfo>& outputs,
          const std::vector<Placements>& current, std::span<const int64_t> mesh_shape, const CostModel& model,
-         std::span<const Written> written, bool try_other_partitions, std::vector<Considered>* considered)
+         std::span<const Written> written, OtherPartitions others, std::vector<Considered>* considered)
       : rule_(rule),
         inputs_(inputs),
         outputs_(outputs),
@@ -88,7 +92,7 @@ class Search {
         mesh_shape_(mesh_shape),
         model_(model),
         written_(written),
-        try_other_partitions_(try_other_partitions),
+        others_(others),
         considered_(considered) {
     replicate_ = {.inputs = Placements(inputs.size(), Replicate()), .outputs = Placements(outputs.size(), Replicate())};
     choice_.inputs.resize(inputs.size());
@@ -124,7 +128,9 @@ class Search {
   // a factor is valid for any of them.
   Placements other_partitions(std::size_t mesh_dim) const {
     Placements out;
-    for (std::size_t j = 0; try_other_partitions_ && j < inputs_.size(); ++j) {
+    if (others_ == OtherPartitions::kNone) return out;
+    if (others_ == OtherPartitions::kOnSeveralRanks && mesh_shape_[mesh_dim] == 1) return out;
+    for (std::size_t j = 0; j < inputs_.size(); ++j) {
       const Placement& p = current_[j][mesh_dim];
       if (!inputs_[j].defined || !p.is_shard() || (p.is_chunks() && p.order() == 0)) continue;
       if (std::ranges::find(out, p.on(0)) == out.end()) out.push_back(p.on(0));
@@ -134,6 +140,19 @@ class Search {
 
   void consider(const Strategy& strategy, std::size_t mesh_dim, std::optional<Strategy>& best, double& best_cost) {
     check_counts(strategy, inputs_.size(), choice_.outputs.size(), "a sharding rule");
+    const auto may_throw = [](const Placement& p) { return p.is_shard() && !p.partition().exact(); };
+    if (std::ranges::none_of(strategy.inputs, may_throw) && std::ranges::none_of(strategy.outputs, may_throw))
+      return weigh(strategy, mesh_dim, best, best_cost);
+    try {
+      weigh(strategy, mesh_dim, best, best_cost);
+    } catch (const std::exception&) {  // a user's partition may throw for a size that it does not cut
+      for (Placements& p : choice_.inputs) p.resize(mesh_dim, Replicate());
+      for (Placements& p : choice_.outputs) p.resize(mesh_dim, Replicate());
+      if (considered_ != nullptr) considered_->push_back({mesh_dim, strategy, 0, "a partition does not cut this size"});
+    }
+  }
+
+  void weigh(const Strategy& strategy, std::size_t mesh_dim, std::optional<Strategy>& best, double& best_cost) {
     if (considered_ == nullptr && !keeps_written(strategy, mesh_dim)) return;
     const double cost = cost_of(strategy, mesh_dim);
     const bool better = !best || cost < best_cost;
@@ -273,7 +292,7 @@ class Search {
   std::span<const int64_t> mesh_shape_;
   const CostModel& model_;
   std::span<const Written> written_;
-  const bool try_other_partitions_;  // also try partitions other than torch.chunk's
+  const OtherPartitions others_;
   std::vector<Considered>* const considered_;
   std::size_t best_considered_ = 0;
   Strategy replicate_;
@@ -321,11 +340,11 @@ std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& 
                              const std::vector<TensorInfo>& outputs, const std::vector<Placements>& current,
                              std::span<const int64_t> mesh_shape, const CostModel& model,
                              std::span<const Written> written, std::vector<Considered>* considered) {
-  const auto search = [&](bool try_other_partitions) {
+  const auto search = [&](OtherPartitions others) {
     if (considered != nullptr) considered->clear();
-    return Search(rule, inputs, outputs, current, mesh_shape, model, written, try_other_partitions, considered).run();
+    return Search(rule, inputs, outputs, current, mesh_shape, model, written, others, considered).run();
   };
-  std::optional<Choice> choice = search(/*try_other_partitions=*/true);
+  std::optional<Choice> choice = search(OtherPartitions::kAll);
   if (rule.outputs_for && (!choice || choice->microseconds > 0)) {
     std::optional<Choice> kept = keep_inputs(rule, inputs, current, mesh_shape, model);
     if (kept && (!choice || kept->microseconds < choice->microseconds)) {
@@ -333,12 +352,14 @@ std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& 
       return kept;
     }
   }
-  const auto complete = [&](const Placements& p) { return is_complete(p, mesh_shape); };
-  if (!choice || (std::ranges::all_of(choice->inputs, complete) && std::ranges::all_of(choice->outputs, complete))) {
-    return choice;
+  // Another partition may have been chosen on only some of the mesh dimensions that must have it together, or for a
+  // size that it does not cut.
+  const Mesh mesh({mesh_shape.begin(), mesh_shape.end()});
+  for (const OtherPartitions others : {OtherPartitions::kOnSeveralRanks, OtherPartitions::kNone}) {
+    if (!choice || (are_complete(choice->inputs, inputs, mesh) && are_complete(choice->outputs, outputs, mesh))) break;
+    choice = search(others);
   }
-  // A partition that several mesh dimensions must have together was chosen on only some of them.
-  return search(/*try_other_partitions=*/false);
+  return choice;
 }
 
 }  // namespace tessera::rules

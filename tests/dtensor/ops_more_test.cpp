@@ -1,15 +1,20 @@
 // Tests less common operators, also ones that write their arguments; most have no rule, and are right.
 
+#include <memory>
+#include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/placement/partition.h"
 #include "tessera/tests/dtensor/op_check.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/device.h"
@@ -417,4 +422,94 @@ TESSERA_RANKS_TEST_CASE("products of complex tensors have gradients of conjugate
           },
           kinds),
   });
+}
+
+namespace {
+
+// Cuts as torch.chunk does, but only sizes that the ranks divide.
+class EvenOnly final : public Partition {
+ public:
+  EvenOnly() : Partition("EvenOnly", "") {}
+  Intervals part(int64_t size, int64_t parts, int64_t index) const override {
+    if (size % parts != 0) throw std::invalid_argument(fmt::format("EvenOnly: {} does not divide {}", parts, size));
+    return one_interval(size / parts * index, size / parts * (index + 1));
+  }
+};
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("where a partition does not cut a result, an operator takes another layout", {2, 4}) {
+  const DeviceMesh mesh = line();
+  const Placement even = Shard(0, std::make_shared<const EvenOnly>());
+  const at::Tensor a = sample({12, 4}), x = spread(a, mesh, {even});
+  CHECK(placements_of(x.neg()) == Placements{even});
+  for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{3, 4, 4}, {6, 2, 4}, {1, 48}, {48}, {3, 16}}) {
+    CAPTURE(sizes.size());
+    CHECK(same(full_tensor(x.view(sizes)), a.view(sizes)));
+    CHECK(same(full_tensor(x.reshape(sizes) * 2), a.view(sizes) * 2));
+  }
+  CHECK(close(full_tensor(at::avg_pool1d(x.t().unsqueeze(0), 4)), at::avg_pool1d(a.t().unsqueeze(0), 4)));
+}
+
+TESSERA_RANKS_TEST_CASE("a partition of a fixed number of parts beside a mesh dimension of one rank", {4}) {
+  const Placement ragged = RaggedShard(0, {1, 2, 3, 2});
+  const at::Tensor a = sample({8, 12}), b = sample({8, 12}, 1);
+  for (const bool first : {false, true}) {
+    const DeviceMesh mesh(line().world_ptr(), line().device_type(),
+                          first ? Mesh({1, 4}, {"a", "b"}) : Mesh({4, 1}, {"a", "b"}));
+    const at::Tensor x = spread(a, mesh, {ragged, ragged});
+    for (const Placements& other : {Placements{R, S0}, {S0, R}, {S0, S0}, {S1, R}, {R, R}, {ragged, ragged}}) {
+      CAPTURE(to_string(other));
+      const at::Tensor y = spread(b, mesh, other);
+      CHECK(close(full_tensor(at::mm(x, y.t())), at::mm(a, b.t())));
+      CHECK(close(full_tensor(at::mm(y, x.t())), at::mm(b, a.t())));
+      CHECK(close(full_tensor(x * y), a * b));
+      CHECK(close(full_tensor(y.add(x)), b + a));
+    }
+    CHECK(placements_of(x.neg()) == Placements{ragged, ragged});
+    const at::Tensor written = spread(a, mesh, {ragged, ragged});
+    written.mul_(2);
+    CHECK(same(full_tensor(written), a * 2));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("results of an expanded tensor that moves have the memory order that their strides say",
+                        {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor c = sample({2, 6, 3}), g = sample({});
+  for (const Placement& p : {Placement(Shard(1)), BlockCyclic(1, 1), R, RaggedShard(1, {1, 5})}) {
+    if (p == RaggedShard(1, {1, 5}) && mesh.size() != 2) continue;
+    for (const Placement& of_scalar : {R, P}) {
+      CAPTURE(to_string(Placements{p, of_scalar}));
+      const at::Tensor x = spread(c, mesh, {p}).transpose(1, 2);
+      const at::Tensor y = spread(g, mesh, {of_scalar}).expand({2, 3, 6});
+      for (const at::Tensor& z : {y * x, x * y}) {
+        CHECK(close(full_tensor(z.transpose(1, 2).view({12, 3})), (c * g).view({12, 3})));
+      }
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("backward of a tensor that was cut in two halves", {2}) {
+  const auto run = [](const at::Tensor& x) {
+    const at::Tensor y = (x * 1.0).view({8, 3}).tanh().view({2, 4, 3});
+    at::cat({y, y.tanh()}, 1).transpose(1, 2).sin().sum().backward();
+    return x.grad();
+  };
+  CHECK(close(full_tensor(run(leaf(sample({2, 4, 3}), line(), {Shard(1)}))), run(leaf(sample({2, 4, 3})))));
+}
+
+TESSERA_RANKS_TEST_CASE("Strict lets an in-place operator pass that computes in a copy and communicates nothing",
+                        {1, 2}) {
+  const DeviceMesh mesh(line().world_ptr(), line().device_type(), Mesh({1, line().size()}, {"dp", "tp"}));
+  const at::Tensor a = sample({4, 3});
+  const Strict strict;
+  const at::Tensor x = spread(a, mesh, {S0, R});
+  const CommCounter counter(mesh);
+  x.cumsum_(0);
+  CHECK(counter.total() == 0);
+  CHECK(close(full_tensor(x), a.cumsum(0)));
+  const at::Tensor row = at::tensor({1}, on(at::kLong));
+  x.index_fill_(0, spread(row, mesh, {R, R}), 3);
+  CHECK(close(full_tensor(x), a.cumsum(0).index_fill(0, row, 3)));
 }

@@ -125,6 +125,11 @@ TEST_CASE("what a reduction makes of a value must reduce to it") {
   CHECK_THROWS_WITH_AS(check_spread(HalfSpread(), at::kFloat, "test"),
                        doctest::Contains("implement Reduction::only_piece and Reduction::neutral"),
                        std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      check_spread(Neutral(), at::kInt, "test"),
+      doctest::Contains("Reduction::neutral of P(lse) is -inf, which no tensor of Int can hold; refuse "
+                        "this dtype in Reduction::check"),
+      std::invalid_argument);
   check_spread(Neutral(), at::kFloat, "test");
   check_spread(Mine(), at::kLong, "test");
   for (const double p : {2.0, 0.5, -1.0}) check_spread(*norm_reduction(p), at::kHalf, "test");

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "tessera/placement/layout.h"
+#include "tessera/placement/reduction.h"
 
 namespace tessera::testing {
 namespace {
@@ -100,13 +101,33 @@ Pieces terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
   throw std::logic_error("no such reduction");
 }
 
+bool is_plain(const Placement& partial) {
+  return std::ranges::any_of(kPlainReductions, [&](ReduceOp op) { return partial.is_partial(op); });
+}
+
+// Returns pieces of `n` ranks of which `whole` is the value: of a user's reduction those that its spread() makes.
+Pieces terms_of(const at::Tensor& whole, const Placement& partial, int64_t n) {
+  if (is_plain(partial)) return terms(whole, plain_op(partial), n);
+  Pieces out;
+  for (int64_t i = 0; i < n; ++i) out.push_back(partial.reduction().spread(whole, i, n).to(whole.scalar_type()));
+  return out;
+}
+
+at::Tensor value_of(const Pieces& pieces, const Placement& partial) {
+  if (is_plain(partial)) return reduced(pieces, plain_op(partial));
+  const Reduction& reduction = partial.reduction();
+  Pieces each;
+  for (const at::Tensor& piece : pieces) each.push_back(term_of(reduction, piece));
+  return value_of_terms(reduction, reduced(each, reduction.op()), std::ssize(pieces)).to(pieces[0].scalar_type());
+}
+
 // Makes terms, copies and, along dimensions that cut, the whole.
 Pieces uncut(const at::Tensor& whole, std::span<const Placement> placements, std::span<const int64_t> mesh_shape) {
   if (mesh_shape.empty()) return {whole};
   const int64_t n = mesh_shape[0];
   Pieces out;
   if (placements[0].is_partial()) {
-    for (const at::Tensor& term : terms(whole, plain_op(placements[0]), n)) {
+    for (const at::Tensor& term : terms_of(whole, placements[0], n)) {
       for (const at::Tensor& t : uncut(term, placements.subspan(1), mesh_shape.subspan(1))) out.push_back(t);
     }
     return out;
@@ -133,7 +154,7 @@ Part joined(std::span<const Part> parts, std::span<const Placement> placements, 
   if (placements[0].is_partial()) {
     Pieces values;
     for (const Part& part : each) values.push_back(part.values);
-    return {.values = reduced(values, plain_op(placements[0])), .here = each[0].here};
+    return {.values = value_of(values, placements[0]), .here = each[0].here};
   }
   Part out = each[0];
   for (const Part& part : each) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/placement/reduction.h"
 #include "tessera/tests/ops/rules/pieces.h"
 #include "tessera/tests/ops/rules/simulate.h"
 
@@ -26,11 +27,24 @@ std::string text_of(const Strategy& strategy) {
   return fmt::format("{} -> {}{}", to_string(strategy.inputs), to_string(strategy.outputs), by);
 }
 
+// Says whether tensors of a dtype can have this pending reduction, which may be a user's.
+bool can_be_pending(at::ScalarType dtype, const Placement& partial) {
+  for (const ReduceOp op : kPlainReductions) {
+    if (partial.is_partial(op)) return can_be_partial(dtype, op);
+  }
+  try {
+    partial.reduction().check(dtype, "check_rule");
+  } catch (const std::invalid_argument&) {
+    return false;
+  }
+  return true;
+}
+
 bool can_be_asked_for(const Prepared& sample, const Strategy& strategy) {
   for (std::size_t j = 0; j < strategy.inputs.size(); ++j) {
     const at::Tensor& t = sample.tensors()[j];
     const Placement& p = strategy.inputs[j];
-    if (t.defined() && p.is_partial() && !can_be_partial(t.scalar_type(), plain_op(p))) return false;
+    if (t.defined() && p.is_partial() && !can_be_pending(t.scalar_type(), p)) return false;
   }
   return !sample.in_place() || strategy.inputs[0] == strategy.outputs[0];
 }

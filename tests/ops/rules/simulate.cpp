@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/placement/layout.h"
+#include "tessera/placement/reduction.h"
 #include "tessera/tests/ops/rules/pieces.h"
 
 namespace tessera::testing {
@@ -198,7 +199,7 @@ bool nothing_here(const RankCall& rank) {
     const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
     if (!empty || any_partial(rank.layouts.outputs[k]) || rank.sample.results()[k].numel() == 0) return false;
   }
-  return !rank.sample.in_place();
+  return !rank.sample.in_place() && !rank.sample.results().empty();
 }
 
 Tensors empty_results(const RankCall& rank) {
@@ -221,10 +222,16 @@ void fetch(RankCall& rank) {
 
 Tensors run_rank(RankCall& rank) {
   fetch(rank);
-  rank.args = localized(rank.sample, rank.pieces, rank.sample.results()[0].defined() ? rank.local_sizes(0) : Sizes());
+  const Tensors& results = rank.sample.results();
+  const bool has_result = !results.empty() && results[0].defined();
+  rank.args = localized(rank.sample, rank.pieces, has_result ? rank.local_sizes(0) : Sizes());
   if (nothing_here(rank)) return empty_results(rank);
   if (rank.layouts.kernel.empty()) return rank.sample.run(rank.args);
-  return kernels().at(rank.layouts.kernel)(rank);
+  const auto kernel = kernels().find(rank.layouts.kernel);
+  if (kernel != kernels().end()) return kernel->second(rank);
+  throw std::invalid_argument(
+      fmt::format("local kernels of your own, such as {}, are not run in one process; test the operator on ranks",
+                  rank.layouts.kernel));
 }
 
 // ---- all ranks
@@ -232,7 +239,7 @@ Tensors run_rank(RankCall& rank) {
 bool has_terms_of_two_kinds(const Placements& placements) {
   std::vector<ReduceOp> ops;
   for (const Placement& p : placements) {
-    if (p.is_partial()) ops.push_back(p.is_partial(ReduceOp::kAvg) ? ReduceOp::kSum : plain_op(p));
+    if (p.is_partial()) ops.push_back(p.is_partial(ReduceOp::kAvg) ? ReduceOp::kSum : p.reduction().op());
   }
   return std::adjacent_find(ops.begin(), ops.end(), std::not_equal_to<>()) != ops.end();
 }
@@ -297,7 +304,12 @@ std::string simulate(const Prepared& sample, const Layouts& layouts, std::span<c
   std::vector<Tensors> pieces(n);
   for (std::size_t j = 0; j < sample.tensors().size(); ++j) {
     const at::Tensor& whole = sample.tensors()[j];
-    const Tensors cut = whole.defined() ? distribute(whole, layouts.inputs[j], mesh_shape) : Tensors(n);
+    Tensors cut(n);
+    try {
+      if (whole.defined()) cut = distribute(whole, layouts.inputs[j], mesh_shape);
+    } catch (const std::exception& error) {  // a user's placement may refuse these values
+      return fmt::format("input {} cannot be laid out: {}", j, std::string(error.what()).substr(0, 300));
+    }
     for (std::size_t r = 0; r < n; ++r) pieces[r].push_back(cut[r]);
   }
   std::vector<Tensors> by_rank;
