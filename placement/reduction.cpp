@@ -72,6 +72,11 @@ bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || c10::isFloat
 
 // Checks what `method` of a reduction has made of `given`.
 void check_sizes(const at::Tensor& made, const at::Tensor& given, const Reduction& reduction, const char* method) {
+  if (!made.defined()) {
+    throw std::invalid_argument(fmt::format(
+        "redistribute: Reduction::{} of P({}) has returned an undefined tensor; return one of the sizes [{}]", method,
+        reduction.text(), fmt::join(given.sizes(), ", ")));
+  }
   if (made.sizes() == given.sizes()) return;
   throw std::invalid_argument(
       fmt::format("redistribute: Reduction::{} of P({}) has made a tensor [{}] of one [{}]; compute it element by "
@@ -242,7 +247,11 @@ at::Tensor value_of(const Reduction& reduction, const std::vector<at::Tensor>& p
 std::vector<at::Tensor> spread_over(const Reduction& reduction, const at::Tensor& value, int64_t ranks) {
   std::vector<at::Tensor> pieces;
   pieces.reserve(static_cast<std::size_t>(ranks));
-  for (int64_t i = 0; i < ranks; ++i) pieces.push_back(reduction.spread(value, i, ranks).to(value.scalar_type()));
+  for (int64_t i = 0; i < ranks; ++i) {
+    const at::Tensor piece = reduction.spread(value, i, ranks);
+    check_sizes(piece, value, reduction, "spread");
+    pieces.push_back(piece.to(value.scalar_type()));
+  }
   return pieces;
 }
 

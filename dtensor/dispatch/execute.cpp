@@ -268,6 +268,12 @@ class Execution {
                       .draw = draw_key_.value_or(detail::DrawKey()),
                       .fetched = fetched_ ? &*fetched_ : nullptr},
                      local);
+    if (local.size() != call_.op.schema().returns().size()) {
+      throw std::logic_error(
+          fmt::format("{}: its local kernel has left {} values on the stack, and the operator has {} results; drop the "
+                      "arguments and push each result",
+                      call_.traits.name, local.size(), call_.op.schema().returns().size()));
+    }
     call_.stack.resize(call_.base);
     for (at::IValue& value : local) call_.stack.push_back(std::move(value));
   }

@@ -32,9 +32,10 @@ struct PlacementChecks {
 //   - that the value stays, and that a partition's piece is what its part() says, bit by bit;
 //   - on meshes of one dimension the gradient: for a partition of every such pair; for a reduction d value / d piece,
 //     against differences.
-// Ranks are threads of this process, so the function needs neither a launcher nor a test framework.
-// Throws std::runtime_error that names the layouts, shape, mesh and rank of the first difference, or what the library
-// threw; std::invalid_argument when the placement cannot lay out a tensor of any of the shapes on a mesh.
+// Ranks are threads of this process, so the function needs no launcher. What it links has doctest's main, so call it in
+// a tessera_test. Throws std::runtime_error that names the layouts, shape, mesh and rank of the first difference, or
+// what the library threw; std::invalid_argument when the placement cannot lay out a tensor of any of the shapes on a
+// mesh.
 void check_placement(const Placement& placement, const PlacementChecks& checks = {});
 
 }  // namespace tessera::testing

@@ -1,6 +1,7 @@
 // Tests kernels for pieces, and decompositions, that a user registers for operators of their own.
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string_view>
 #include <vector>
@@ -18,8 +19,10 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/mesh/in_process.h"
 #include "tessera/ops/rules/rule.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/placement/short_names.h"
 
@@ -115,6 +118,13 @@ rules::OpRule lost_rule(const rules::OpCall& op) {
   return rule;
 }
 
+rules::OpRule silent_rule(const rules::OpCall& op) {
+  rules::OpRule rule{.strategies = rules::shard_factors({"nm"}, {"nm"}), .kernel = "own::silent_piece"};
+  rule.outputs = {op.inputs[0]};
+  return rule;
+}
+void silent_piece(const LocalCall& /*call*/, torch::jit::Stack& stack) { stack.clear(); }
+
 // Leaves vectors to the rules.
 bool double_by_add(const c10::OperatorHandle& /*op*/, torch::jit::Stack& stack) {
   const at::Tensor x = torch::jit::peek(stack, 0, 1).toTensor();
@@ -144,6 +154,7 @@ int64_t decompositions_in(const Body& body) {
 TORCH_LIBRARY(own, m) {
   m.def("numbered(Tensor x) -> Tensor");
   m.def("lost(Tensor x) -> Tensor");
+  m.def("silent(Tensor x) -> Tensor");
   m.def("twice(Tensor x) -> Tensor");
   m.def("twice_in_inference(Tensor x) -> Tensor");
   m.def("add(Tensor x, Tensor y) -> Tensor");
@@ -153,6 +164,7 @@ TORCH_LIBRARY(own, m) {
 void add_own_kernels(torch::Library& m) {
   m.impl("numbered", numbered);
   m.impl("lost", numbered);
+  m.impl("silent", numbered);
   m.impl("twice", doubled);
   m.impl("twice_in_inference", doubled);
   m.impl("add", added);
@@ -165,7 +177,7 @@ TORCH_LIBRARY_IMPL(own, Autograd, m) {
 }
 
 [[maybe_unused]] const bool kOwnRegistered =
-    register_local_kernel(kNumberedPiece, numbered_piece) &&
+    register_local_kernel(kNumberedPiece, numbered_piece) && register_local_kernel("own::silent_piece", silent_piece) &&
     register_local_kernel("own::scaled_piece", scaled_piece, {.communicates = true}) &&
     register_decomposition("own::twice", double_by_add) &&
     register_decomposition("own::twice_in_inference", double_by_add, DecomposedCalls::kInInference) &&
@@ -198,6 +210,17 @@ TESSERA_RANKS_TEST_CASE("a user's local kernel computes the pieces of a result, 
     CHECK(close(full_tensor(y.detach()), numbered(whole)));
     CHECK(close(full_tensor(x.grad()), plain.grad()));
   }
+}
+
+TEST_CASE("a local kernel that leaves no result is named") {
+  rules::register_rule("own::silent", silent_rule);
+  CHECK_THROWS_WITH_AS(run_in_process(2,
+                                      [](const std::shared_ptr<World>& world) {
+                                        const DeviceMesh mesh = init_device_mesh(device_name(), {2}, {}, world);
+                                        call_own("own::silent", spread(sample({5, 3}), mesh, {S0}));
+                                      }),
+                       doctest::Contains("own::silent: its local kernel has left 0 values on the stack"),
+                       std::runtime_error);
 }
 
 TESSERA_RANKS_TEST_CASE("a local kernel whose name is taken, or that is not there, is refused", {1, 2, 3}) {

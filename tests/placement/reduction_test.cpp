@@ -106,6 +106,11 @@ class Neutral final : public LogSumExp {
   c10::Scalar neutral(at::ScalarType) const override { return -std::numeric_limits<double>::infinity(); }
 };
 
+class NoSpread final : public LogSumExp {
+ public:
+  at::Tensor spread(const at::Tensor&, int64_t, int64_t) const override { return {}; }
+};
+
 class HalfSpread final : public LogSumExp {
  public:
   at::Tensor spread(const at::Tensor& value, int64_t, int64_t ranks) const override {
@@ -130,6 +135,9 @@ TEST_CASE("what a reduction makes of a value must reduce to it") {
       doctest::Contains("Reduction::neutral of P(lse) is -inf, which no tensor of Int can hold; refuse "
                         "this dtype in Reduction::check"),
       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(check_spread(NoSpread(), at::kFloat, "test"),
+                       doctest::Contains("Reduction::spread of P(lse) has returned an undefined tensor"),
+                       std::invalid_argument);
   check_spread(Neutral(), at::kFloat, "test");
   check_spread(Mine(), at::kLong, "test");
   for (const double p : {2.0, 0.5, -1.0}) check_spread(*norm_reduction(p), at::kHalf, "test");
