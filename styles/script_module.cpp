@@ -331,6 +331,7 @@ void forget_compiled(const Code& code) {
   const detail::WithAutocast without(off);
   const torch::jit::GraphOptimizerEnabledGuard optimized(true);
   for (torch::jit::GraphFunction* const each : code.functions) {
+    const std::lock_guard compiling(mutex_of(*each));
     try {
       each->optimized_graph();
     } catch (const std::exception& error) {

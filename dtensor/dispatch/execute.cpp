@@ -62,6 +62,20 @@ std::string moves_of(const Call& call, const Decision& decision) {
   return out;
 }
 
+// Says whether two tensors have an element of memory in common. Of tensors with gaps this is said where one begins
+// before the other ends.
+bool may_overlap(const at::Tensor& a, const at::Tensor& b) {
+  const at::MemOverlapStatus status = at::get_overlap_status(a, b);
+  if (status != at::MemOverlapStatus::TooHard) return status != at::MemOverlapStatus::No;
+  const auto end = [](const at::Tensor& t) {
+    int64_t last = t.storage_offset();
+    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+    return (last + 1) * t.itemsize();
+  };
+  return a.is_alias_of(b) && a.numel() > 0 && b.numel() > 0 && a.storage_offset() * a.itemsize() < end(b) &&
+         b.storage_offset() * b.itemsize() < end(a);
+}
+
 // Runs one call.
 class Execution {
  public:
@@ -195,11 +209,11 @@ class Execution {
     const at::Tensor& piece = detail::meta(*call_.tensors[i].tensor).local();
     for (const WrittenTensor& other : written_) {
       const at::Tensor& others = detail::meta(other.wrapper).local();
-      const at::MemOverlapStatus overlap = at::get_overlap_status(piece, others);
-      if (overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial) continue;
+      if (!may_overlap(piece, others)) continue;
       const bool is_same = call_.tensors[i].spec == call_.tensors[other.index].spec &&
                            decision_.inputs[i] == decision_.inputs[other.index] &&
-                           piece.strides() == others.strides() && piece.storage_offset() == others.storage_offset();
+                           piece.strides() == others.strides() && piece.storage_offset() == others.storage_offset() &&
+                           piece.is_conj() == others.is_conj() && piece.is_neg() == others.is_neg();
       if (!is_same) failing(mesh_.world(), call_.traits.name.c_str(), [this] { refuse_overlap(); });
       locals_[i] = locals_[other.index];
       return;

@@ -76,8 +76,11 @@ void GatherSchedule::follow(const detail::Meta& parameter, const detail::Meta& n
   const auto found = by_path_.find(parameter.contract->path);
   if (found == by_path_.end()) return;
   Seen& seen = slots_[found->second].seen;
-  if (view_of(parameter, *seen.spec, seen.piece) != ViewOf::kItself) return;  // a clone
-  seen = {.spec = next.spec, .piece = next.local(), .counters = next.write_counters()};
+  if (&parameter == &next || view_of(parameter, *seen.spec, seen.piece) == ViewOf::kOther) return;  // a clone
+  seen = {.spec = next.spec,
+          .piece = next.local(),
+          .counters = next.write_counters(),
+          .replacements = seen.replacements + 1};
 }
 
 void GatherSchedule::Slot::mark(const at::Tensor& gathered) { made = StreamPoint::here(gathered.device()); }
@@ -154,7 +157,8 @@ GatherSchedule::Values GatherSchedule::Seen::values() const {
           .strides = at::DimVector(piece.strides()),
           .conjugate = piece.is_conj(),
           .negative = piece.is_neg(),
-          .writes = counters.sum()};
+          .writes = counters.sum(),
+          .replacements = replacements};
 }
 
 void GatherSchedule::wait_for_ahead() {

@@ -71,6 +71,7 @@ class GatherSchedule {
     bool conjugate = false;
     bool negative = false;
     uint32_t writes = 0;
+    int64_t replacements = 0;  // since counts of writes may begin anew with other values
     friend bool operator==(const Values&, const Values&) = default;
   };
 
@@ -80,6 +81,7 @@ class GatherSchedule {
     SpecPtr spec;
     at::Tensor piece;
     detail::WriteCounters counters;
+    int64_t replacements = 0;  // how often follow() has replaced the values
     Values values() const;
   };
 

@@ -140,9 +140,7 @@ class Search {
 
   void consider(const Strategy& strategy, std::size_t mesh_dim, std::optional<Strategy>& best, double& best_cost) {
     check_counts(strategy, inputs_.size(), choice_.outputs.size(), "a sharding rule");
-    const auto may_throw = [](const Placement& p) { return p.is_shard() && !p.partition().exact(); };
-    if (std::ranges::none_of(strategy.inputs, may_throw) && std::ranges::none_of(strategy.outputs, may_throw))
-      return weigh(strategy, mesh_dim, best, best_cost);
+    if (!may_throw(strategy)) return weigh(strategy, mesh_dim, best, best_cost);
     try {
       weigh(strategy, mesh_dim, best, best_cost);
     } catch (const std::exception&) {  // a user's partition may throw for a size that it does not cut
@@ -150,6 +148,14 @@ class Search {
       for (Placements& p : choice_.outputs) p.resize(mesh_dim, Replicate());
       if (considered_ != nullptr) considered_->push_back({mesh_dim, strategy, 0, "a partition does not cut this size"});
     }
+  }
+
+  // Says whether the strategy, or what was chosen before it, cuts by a user's partition.
+  bool may_throw(const Strategy& strategy) const {
+    const auto may = [](const Placement& p) { return p.is_shard() && !p.partition().exact(); };
+    const auto any_may = [&](const Placements& p) { return std::ranges::any_of(p, may); };
+    return any_may(strategy.inputs) || any_may(strategy.outputs) || std::ranges::any_of(choice_.inputs, any_may) ||
+           std::ranges::any_of(choice_.outputs, any_may);
   }
 
   void weigh(const Strategy& strategy, std::size_t mesh_dim, std::optional<Strategy>& best, double& best_cost) {

@@ -20,6 +20,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
+#include "tessera/styles/clone.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/device.h"
 #include "tessera/tests/styles/block_plans.h"
@@ -237,6 +238,48 @@ TEST_CASE("after set_data ranks gather the same ahead, though one of them keeps 
       CommCounter counter(mesh);
       three->forward(x);
       CHECK(counter.total() <= (number == 3 ? 6 : 0));
+    }
+  });
+}
+
+TEST_CASE("values that set_data brings are used, also those of the same memory, and those of a copy of the module") {
+  (void)cases();
+  run_in_process(2, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
+    const torch::NoGradGuard no_grad;
+    const auto filled = [](double value) { return at::full({6, 6}, value, on(at::kDouble)); };
+    for (const int64_t number : {1, 2, 3}) {
+      CAPTURE(number);
+      const CutWeight cut(mesh, number);
+      at::Tensor weight = cut.weight();
+      const auto used = [&] { return cut.used(weight); };
+      for (int writes = 0; writes < 4; ++writes) {
+        weight.fill_(1);
+        for (int i = 0; i < 6; ++i) CHECK(used().equal(filled(1)));
+        const at::Tensor piece = to_local(weight.detach());
+        piece.fill_(1);
+        for (int i = 0; i < writes; ++i) piece.mul_(2);
+        weight.set_data(from_local(piece, mesh, placements_of(weight)));
+        CHECK(used().equal(filled(1 << writes)));
+      }
+      weight.fill_(3);
+      torch::nn::Linear linear(6, 6);
+      linear->to(device(), at::kDouble);
+      parallelize_module(linear, mesh, {}, stage(number));
+      linear->weight.fill_(3);
+      const auto copy = clone_module(*linear);
+      at::Tensor of_copy = copy->named_parameters()["weight"];
+      of_copy.fill_(5);
+      const auto schedule = tessera::detail::meta(linear->weight).contract->gather_schedule;
+      CHECK(schedule != nullptr);
+      CHECK(tessera::detail::meta(of_copy).contract->gather_schedule == nullptr);
+      for (int i = 0; i < 6; ++i) {
+        CHECK(cut.used(linear->weight).equal(filled(3)));
+        CHECK(cut.used(of_copy).equal(filled(5)));
+      }
+      linear->weight.set_data(of_copy);
+      CHECK(tessera::detail::meta(linear->weight).contract->gather_schedule == schedule);
+      for (int i = 0; i < 6; ++i) CHECK(cut.used(linear->weight).equal(filled(5)));
     }
   });
 }
