@@ -17,8 +17,8 @@ namespace tessera {
 namespace {
 
 // Gives `from` the contract of the parameter that is about to become a tensor like it, so that the parameter keeps it.
-// Another parameter keeps its own, but for that of a clone_module(), which takes on the schedule of gathers. The
-// schedule learns which memory the parameter has.
+// Another parameter keeps its own, and a copy of this one takes on the schedule of gathers, which learns which memory
+// the parameter has.
 void keep_contract(const at::Tensor& parameter, const at::Tensor& from) {
   const detail::Meta& own = detail::meta(parameter);
   detail::Meta& other = detail::meta(from);
@@ -28,8 +28,7 @@ void keep_contract(const at::Tensor& parameter, const at::Tensor& from) {
   const bool may_follow = alike && !c10::isIntegralType(other.spec->dtype, /*includeBool=*/true);
   if (may_follow && own.contract->gather_schedule) own.contract->gather_schedule->follow(own, other);
   if (other.contract != nullptr && !other.contract->derived) {
-    const bool is_copy = alike && other.contract->path == own.contract->path && !other.contract->gather_schedule;
-    if (is_copy) other.contract = own.contract;
+    if (alike && other.contract == own.contract->of_copies) other.contract = own.contract;
     return;
   }
   if (!alike) {
@@ -52,16 +51,6 @@ bool may_take_over(const at::Tensor& self, const at::Tensor& from) {
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { m.impl("_has_compatible_shallow_copy_type", may_take_over); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { m.impl("_has_compatible_shallow_copy_type", may_take_over); }
 
-// The schedule of the module's gathers does not know a copy's parameters, and would keep the module's while they live.
-void leave_schedule(const at::Tensor& parameter) {
-  if (!detail::is_dtensor(parameter)) return;
-  ContractPtr& contract = detail::meta(parameter).contract;
-  if (contract == nullptr || contract->gather_schedule == nullptr) return;
-  Contract own = *contract;
-  own.gather_schedule = nullptr;
-  contract = std::make_shared<const Contract>(std::move(own));
-}
-
 void copy_hooks(const torch::nn::Module& from, torch::nn::Module& to) {
   const auto* const source = dynamic_cast<const Hookable*>(&from);
   auto* const target = dynamic_cast<Hookable*>(&to);
@@ -77,7 +66,6 @@ void copy_hooks(const torch::nn::Module& from, torch::nn::Module& to) {
 std::shared_ptr<torch::nn::Module> clone_module(const torch::nn::Module& module) {
   auto copy = module.clone();
   copy_hooks(module, *copy);
-  for (const at::Tensor& parameter : copy->parameters()) leave_schedule(parameter);
   return copy;
 }
 

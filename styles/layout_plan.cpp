@@ -266,6 +266,7 @@ ContractPtr LayoutPlan::contract_of(const TensorPlan& plan, const std::shared_pt
   if (chain == nullptr) first.path = plan.paths.front();
   if (is_gathered(plan)) {
     first.gather_dims = sharding_.mesh_dims;
+    first.of_copies = std::make_shared<const Contract>(first);
     first.gather_schedule = schedule;
   }
   return std::make_shared<const Contract>(std::move(first));

@@ -61,6 +61,9 @@ struct Contract {
   bool derived = false;
   // Gathers the parameter, ahead of its use where it can; nullptr: it is gathered when it is used.
   std::shared_ptr<GatherSchedule> gather_schedule;
+  // Is this contract for copies of the parameter, without the schedule, which does not know them and holds the pieces
+  // of all parameters; nullptr: this one.
+  std::shared_ptr<const Contract> of_copies;
   // Holds the contract of a tied weight for other operators, such as "matmul" beside "embedding". A chain names no
   // operator twice.
   std::shared_ptr<const Contract> next;
@@ -74,6 +77,11 @@ struct Contract {
   friend bool operator==(const Contract&, const Contract&) = default;
 };
 using ContractPtr = std::shared_ptr<const Contract>;
+
+// Returns the contract of a view of a parameter, or else of a copy of it.
+inline const ContractPtr& inherited(const ContractPtr& contract, bool is_view) {
+  return is_view || contract == nullptr || contract->of_copies == nullptr ? contract : contract->of_copies;
+}
 
 // Returns the contract in the chain of `contract` that names `op`, or nullptr.
 inline const Contract* contract_for(const ContractPtr& contract, std::string_view op) {

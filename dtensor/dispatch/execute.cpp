@@ -7,6 +7,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/AutogradState.h>
 #include <fmt/format.h>
 
@@ -62,18 +63,26 @@ std::string moves_of(const Call& call, const Decision& decision) {
   return out;
 }
 
-// Says whether two tensors have an element of memory in common. Of tensors with gaps this is said where one begins
-// before the other ends.
-bool may_overlap(const at::Tensor& a, const at::Tensor& b) {
+// Says whether two tensors have an element of memory in common. Of tensors with gaps that reach into each other this
+// counts the elements; of those with elements of unlike sizes it is taken for granted.
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
   const at::MemOverlapStatus status = at::get_overlap_status(a, b);
   if (status != at::MemOverlapStatus::TooHard) return status != at::MemOverlapStatus::No;
+  if (!a.is_alias_of(b) || a.numel() == 0 || b.numel() == 0) return false;
+  if (a.itemsize() != b.itemsize()) return true;
   const auto end = [](const at::Tensor& t) {
     int64_t last = t.storage_offset();
     for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-    return (last + 1) * t.itemsize();
+    return last + 1;
   };
-  return a.is_alias_of(b) && a.numel() > 0 && b.numel() > 0 && a.storage_offset() * a.itemsize() < end(b) &&
-         b.storage_offset() * b.itemsize() < end(a);
+  if (a.storage_offset() >= end(b) || b.storage_offset() >= end(a)) return false;
+  const int64_t first = std::min(a.storage_offset(), b.storage_offset());
+  const at::Tensor taken = at::zeros({std::max(end(a), end(b)) - first}, at::kByte);
+  const auto part = [&](const at::Tensor& t) {
+    return taken.as_strided(t.sizes(), t.strides(), t.storage_offset() - first);
+  };
+  part(a).fill_(1);
+  return part(b).sum().item<int64_t>() > 0;
 }
 
 // Runs one call.
@@ -209,7 +218,7 @@ class Execution {
     const at::Tensor& piece = detail::meta(*call_.tensors[i].tensor).local();
     for (const WrittenTensor& other : written_) {
       const at::Tensor& others = detail::meta(other.wrapper).local();
-      if (!may_overlap(piece, others)) continue;
+      if (!overlap(piece, others)) continue;
       const bool is_same = call_.tensors[i].spec == call_.tensors[other.index].spec &&
                            decision_.inputs[i] == decision_.inputs[other.index] &&
                            piece.strides() == others.strides() && piece.storage_offset() == others.storage_offset() &&
@@ -228,7 +237,7 @@ class Execution {
                     call_.traits.name));
   }
 
-  void keep_contract() { contract_ = detail::meta(*call_.tensors[0].tensor).contract; }
+  void keep_contract() { contract_ = inherited(detail::meta(*call_.tensors[0].tensor).contract, call_.traits.view); }
 
   void localize_stack() {
     const std::size_t count = locals_.size();

@@ -88,7 +88,9 @@ const at::Tensor* viewed_by(const OpTraits& /*traits*/, const T& /*not a tensor*
 // Gives a view, or a copy of the same logical tensor, the contract of its input.
 inline void inherit_contract(const at::Tensor& from, const at::Tensor& to, const OpTraits& traits) {
   if (traits.view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
-  if (traits.keeps_contract && detail::meta(from).contract) detail::meta(to).contract = detail::meta(from).contract;
+  if (!traits.keeps_contract) return;
+  const ContractPtr& contract = detail::meta(from).contract;
+  if (contract) detail::meta(to).contract = inherited(contract, traits.view);
 }
 template <class T>
 void inherit_contract(const T& /*not a tensor*/, const at::Tensor& /*to*/, const OpTraits& /*traits*/) {}

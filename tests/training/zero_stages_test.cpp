@@ -293,6 +293,7 @@ TEST_CASE("what nobody holds any more is freed in every stage: a module's pieces
       std::optional<CutWeight> cut(std::in_place, mesh, number);
       const at::Tensor& weight = cut->weight();
       for (int i = 0; i < 6; ++i) cut->used(weight).sum().backward();
+      const at::Tensor kept = weight.detach().clone();  // knows nothing of the others
       const auto memory = to_local(weight.detach()).storage().getWeakStorageImpl();
       const std::weak_ptr<GatherSchedule> schedule = tessera::detail::meta(weight).contract->gather_schedule;
       CHECK_FALSE(memory.expired());
