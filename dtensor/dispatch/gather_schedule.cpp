@@ -29,8 +29,13 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 
 enum class ViewOf { kItself, kTranspose, kOther };
 
-// Compares layouts alone.
-ViewOf laid_out_as(const Spec& seen, const Spec& own) {
+// Says what `view` is of the parameter that has this layout and this piece.
+ViewOf view_of(const detail::Meta& view, const Spec& own, const at::Tensor& piece) {
+  const Spec& seen = *view.spec;
+  const at::Tensor& there = view.local();
+  if (!same_memory(there, piece) || seen.dtype != own.dtype) return ViewOf::kOther;
+  // The views conj() and _neg_view() differ from their tensor in nothing else.
+  if (there.is_conj() != piece.is_conj() || there.is_neg() != piece.is_neg()) return ViewOf::kOther;
   if (seen.sizes == own.sizes && seen.strides == own.strides && seen.placements == own.placements) {
     return ViewOf::kItself;
   }
@@ -38,14 +43,6 @@ ViewOf laid_out_as(const Spec& seen, const Spec& own) {
                       seen.sizes[1] == own.sizes[0] && seen.strides[0] == own.strides[1] &&
                       seen.strides[1] == own.strides[0] && seen.placements == transposed(own.placements);
   return turned ? ViewOf::kTranspose : ViewOf::kOther;
-}
-
-ViewOf view_of(const detail::Meta& view, const Spec& own, const at::Tensor& piece) {
-  const at::Tensor& there = view.local();
-  if (!same_memory(there, piece) || view.spec->dtype != own.dtype) return ViewOf::kOther;
-  // The views conj() and _neg_view() differ from their tensor in nothing else.
-  if (there.is_conj() != piece.is_conj() || there.is_neg() != piece.is_neg()) return ViewOf::kOther;
-  return laid_out_as(*view.spec, own);
 }
 
 }  // namespace

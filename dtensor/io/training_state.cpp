@@ -182,16 +182,21 @@ Trouble on_any_rank(Trouble here, const DeviceMesh& mesh) {
   return static_cast<Trouble>(values_on_host(largest, mesh.world()).item<int64_t>());
 }
 
+// Says whether this is the folder of one step.
+bool has_manifest(const std::string& folder) {
+  std::error_code error;
+  return std::filesystem::exists(std::filesystem::path(folder) / kManifestName, error);
+}
+
 // Throws where `folder`, in which steps are looked for, is the folder of one step, or no folder: a run must not begin
 // anew unnoticed.
 void check_holds_steps(const std::string& folder) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  if (fs::exists(fs::path(folder) / kManifestName, error)) {
+  if (has_manifest(folder)) {
     throw std::invalid_argument(fmt::format(
         "'{}' is the folder of one step; give the folder in which it lies, or call load_training_state", folder));
   }
-  if (fs::exists(folder, error) && !fs::is_directory(folder, error))
+  std::error_code error;
+  if (std::filesystem::exists(folder, error) && !std::filesystem::is_directory(folder, error))
     throw std::invalid_argument(fmt::format("'{}' is no folder; give the one that the steps lie in", folder));
 }
 
@@ -246,9 +251,7 @@ void save_training_state(const TrainingState& state, const std::string& folder, 
 
 void load_training_state(TrainingState& state, const std::string& step_folder) {
   const auto find = [&] {
-    std::error_code error;
-    if (!std::filesystem::exists(std::filesystem::path(step_folder) / kManifestName, error) &&
-        !step_folders(step_folder).empty()) {
+    if (!has_manifest(step_folder) && !step_folders(step_folder).empty()) {
       throw std::invalid_argument(fmt::format(
           "'{}' holds folders of steps; give one of them, or call load_newest_training_state", step_folder));
     }

@@ -44,8 +44,11 @@ class FakeBackend : public c10d::Backend {
       Tensors& gathered = outputs.at(i);
       const bool even =
           std::ranges::all_of(gathered, [&](const at::Tensor& t) { return t.sizes() == inputs[i].sizes(); });
-      if (!even) zero(gathered);
-      for (at::Tensor& output : even ? gathered : Tensors()) output.copy_(inputs[i]);
+      if (!even) {
+        zero(gathered);
+        continue;
+      }
+      for (at::Tensor& output : gathered) output.copy_(inputs[i]);
     }
     return done();
   }

@@ -138,9 +138,8 @@ TEST_CASE("decisions of runs that are over are dropped, so that their worlds end
     });
   }
   CHECK(std::ranges::count_if(worlds, [](const auto& world) { return !world.expired(); }) <= 8);
-  // Those that are in use stay.
+  // Decisions of a world that is not retired stay.
   const DeviceMesh mesh = fake_mesh({4});
-  const at::Tensor x = tessera::ones({8, 2}, mesh, {Shard(0)});
   for (int64_t n = 1; n <= 100; ++n) at::sum(tessera::ones({n, 2}, mesh, {Replicate()}), 0);
   const uint64_t misses = dispatch_statistics().misses;
   for (int64_t n = 1; n <= 100; ++n) at::sum(tessera::ones({n, 2}, mesh, {Replicate()}), 0);

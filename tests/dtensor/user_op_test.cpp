@@ -154,8 +154,8 @@ TESSERA_RANKS_TEST_CASE("an operator that draws in its own kernel draws as one r
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a tensor that is two written arguments is written twice, and overlapping ones are refused",
-                        {1, 2}) {
+TESSERA_RANKS_TEST_CASE(
+    "a tensor that is two written arguments is written twice, and parts that interleave are told apart", {1, 2}) {
   const DeviceMesh mesh = line();
   for (const Placement& placement : {R, S0}) {
     CAPTURE(to_string(placement));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -13,7 +14,7 @@
 namespace tessera::testing {
 
 // Returns one piece per rank, in row-major order of coordinates. The terms of a Partial differ in size and sign. It
-// draws from the default generator.
+// draws from the default generator. Those of a reduction of a user are the pieces that its spread() makes.
 std::vector<at::Tensor> distribute(const at::Tensor& whole, const Placements& placements,
                                    std::span<const int64_t> mesh_shape);
 
@@ -41,7 +42,7 @@ bool can_be_partial(at::ScalarType type, ReduceOp op);
 std::vector<int64_t> coordinate_of(std::size_t rank, std::span<const int64_t> mesh_shape);
 std::size_t num_ranks(std::span<const int64_t> mesh_shape);
 
-// Returns the op of a plain reduction.
-ReduceOp plain_op(const Placement& partial);
+// Returns the op of a plain reduction; nullopt for a reduction of a user.
+std::optional<ReduceOp> plain_op(const Placement& partial);
 
 }  // namespace tessera::testing

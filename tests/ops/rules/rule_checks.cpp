@@ -29,9 +29,7 @@ std::string text_of(const Strategy& strategy) {
 
 // Says whether tensors of a dtype can have this pending reduction, which may be a user's.
 bool can_be_pending(at::ScalarType dtype, const Placement& partial) {
-  for (const ReduceOp op : kPlainReductions) {
-    if (partial.is_partial(op)) return can_be_partial(dtype, op);
-  }
+  if (const auto op = plain_op(partial)) return can_be_partial(dtype, *op);
   try {
     partial.reduction().check(dtype, "check_rule");
   } catch (const std::invalid_argument&) {
