@@ -9,6 +9,7 @@
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/op_check.h"
 #include "tessera/tests/dtensor/values.h"
@@ -195,6 +196,7 @@ TESSERA_RANKS_TEST_CASE("terms are reduced before a zero or non-finite number wo
 
 TESSERA_RANKS_TEST_CASE("a plain number that differs from rank to rank does not decide what is communicated", {2, 3}) {
   const DeviceMesh mesh = line();
+  const Checked not_compared(mesh, /*enabled=*/false);
   const at::Tensor terms = spread(sample({4}), mesh, {Partial()});
   const at::Tensor mine = at::scalar_tensor(mesh.local_rank(0), on(at::kDouble));
   const at::Tensor product = terms * mine;  // on the first rank by 0
