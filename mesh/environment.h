@@ -1,12 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 
-namespace tessera {
+#include "tessera/mesh/environment_variables.h"
 
-using EnvironmentVariables = std::map<std::string, std::string>;
+namespace tessera {
 
 // Describes this process's place in a job, as its environment variables give it. A value; resolve_environment makes it.
 struct Environment {
@@ -75,9 +74,6 @@ bool checked_by(const EnvironmentVariables& variables);
 // Returns the folder of TESSERA_RECORDS, as Environment::records_folder has it, or "" where it is unset or empty.
 // Throws std::invalid_argument where TORCHELASTIC_RESTART_COUNT is no number.
 std::string records_folder_by(const EnvironmentVariables& variables);
-
-// Returns the environment variables of this process.
-EnvironmentVariables process_environment();
 
 // Returns true for "localhost", 127.0.0.0/8 and "::1".
 bool is_loopback(const std::string& address);

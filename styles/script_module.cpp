@@ -1,10 +1,6 @@
 #include "tessera/styles/script_module.h"
 
-#include <algorithm>
-#include <array>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -13,11 +9,10 @@
 
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
-#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/constants.h>
-#include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include "tessera/dtensor/core/modes.h"
+#include "tessera/styles/script_code.h"
 
 namespace tessera {
 namespace {
@@ -131,219 +126,10 @@ std::size_t add_module(ModuleTree& tree, const Module& module, const std::string
   return index;
 }
 
-// ---- Signs of freezing and optimizing
-
-[[noreturn]] void refuse(const std::string& path, const std::string& what) {
-  throw std::invalid_argument(
-      fmt::format("parallelize_module: {} is a frozen, optimized or quantized TorchScript module ({}): its weights are "
-                  "constants of its code or packed, so no style can lay them out. Load the module as it was before "
-                  "torch.jit.freeze, optimize_for_inference, optimize_for_mobile or its quantization, and parallelize "
-                  "that",
-                  shown_path(path), what));
-}
-
-// Says whether an optimizer puts this operator in the place of LibTorch's own, with weights packed for it.
-bool is_packed(std::string_view name) {
-  constexpr std::array kNamespaces = {"mkldnn", "mkldnn_prepacked", "prepacked", "quantized", "xnnpack", "tensorexpr"};
-  for (const std::string_view space : kNamespaces) {
-    if (name.starts_with(space) && name.substr(space.size()).starts_with("::")) return true;
-  }
-  return name == "aten::to_mkldnn" || name == "prim::ConstantMKLDNNTensor";
-}
-
-// Returns the function that a node calls, or nullptr: one without a module, or a method of a module or another class.
-torch::jit::Function* called_by(const torch::jit::Node& node) {
-  if (node.kind() == c10::prim::CallFunction) {
-    const auto type = node.input(0)->type()->cast<c10::FunctionType>();
-    return type == nullptr ? nullptr : type->function();
-  }
-  if (node.kind() != c10::prim::CallMethod) return nullptr;
-  const auto type = node.input(0)->type()->cast<c10::ClassType>();
-  return type == nullptr ? nullptr : type->findMethod(node.s(c10::attr::name));
-}
-
-// Returns a module's methods and hooks.
-std::vector<torch::jit::Function*> functions_of(const Module& module) {
-  std::vector<torch::jit::Function*> out;
-  for (const auto& method : module.get_methods()) out.push_back(&method.function());
-  for (const auto* hooks : {&module.type()->getForwardPreHooks(), &module.type()->getForwardHooks()}) {
-    out.insert(out.end(), hooks->begin(), hooks->end());
-  }
-  return out;
-}
-
-using Functions = std::set<torch::jit::GraphFunction*>;
-using SeeNode = c10::function_ref<void(const torch::jit::Node&)>;
-
-// Calls `see` with each node of a function, and of those that it calls, and adds them to `seen`. Functions that are in
-// `seen` already are left out.
-void each_node(const torch::jit::Block& block, Functions& seen, SeeNode see);
-void each_node(torch::jit::Function* function, Functions& seen, SeeNode see) {
-  torch::jit::GraphFunction* const code = function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
-  if (code != nullptr && seen.insert(code).second) each_node(*code->graph()->block(), seen, see);
-}
-void each_node(const torch::jit::Block& block, Functions& seen, SeeNode see) {
-  for (const torch::jit::Node* node : block.nodes()) {
-    see(*node);
-    each_node(called_by(*node), seen, see);
-    for (const torch::jit::Block* inner : node->blocks()) each_node(*inner, seen, see);
-  }
-}
-
-// Checks the code of modules, with what it calls, each function once.
-class CodeCheck {
- public:
-  explicit CodeCheck(bool weights_may_be_constants) : weights_may_be_constants_(weights_may_be_constants) {}
-
-  void check(const std::string& path, const Module& module) {
-    path_ = path;
-    for (torch::jit::Function* const function : functions_of(module)) {
-      each_node(function, seen_, [this](const torch::jit::Node& node) { check(node); });
-    }
-  }
-
- private:
-  void check(const torch::jit::Node& node) const {
-    const std::string name = node.kind().toQualString();
-    if (is_packed(name)) refuse(path_, "it calls " + name);
-    if (name == "prim::fork") {
-      throw std::invalid_argument("parallelize_module: " + (path_.empty() ? std::string("the module") : path_) +
-                                  " calls torch.jit.fork: the ranks would start the collectives of its threads in "
-                                  "different orders; call the function without fork");
-    }
-    if (weights_may_be_constants_ && name == "prim::Constant" && node.hasAttribute(c10::attr::value) &&
-        node.kindOf(c10::attr::value) == torch::jit::AttributeKind::t) {
-      const at::Tensor constant = node.t(c10::attr::value);
-      if (constant.dim() > 0 && constant.is_floating_point())
-        refuse(path_,
-               "it has no parameters or no attribute called training, and a tensor of numbers among its constants");
-    }
-  }
-
-  std::string path_;
-  const bool weights_may_be_constants_;
-  Functions seen_;
-};
-
-// Says whether an attribute is an object in which LibTorch's passes pack weights. Other classes of C++, such as a
-// vocabulary, hold none.
-bool is_packed(const at::IValue& value) {
-  static constexpr std::array<std::string_view, 7> kNamespaces = {"quantized", "rnn",   "sparse", "xnnpack",
-                                                                  "mkldnn",    "metal", "vulkan"};
-  if (!value.isCustomClass()) return false;
-  const std::string name = value.type()->repr_str();
-  return std::ranges::any_of(kNamespaces, [&](std::string_view each) {
-    return name.find(fmt::format("torch.classes.{}.", each)) != std::string::npos;
-  });
-}
-
-void check_unfrozen(const Module& root) {
-  // Freezing drops the attribute called training and turns parameters into constants. A module made by hand may have
-  // neither.
-  const bool bare = !root.hasattr("training") || root.named_parameters(/*recurse=*/true).size() == 0;
-  std::vector<std::pair<std::string, Module>> modules;  // backwards, the innermost that calls something comes first
-  for (const auto& item : root.named_modules()) {
-    for (const auto& attribute : item.value.named_attributes(/*recurse=*/false)) {
-      if (is_packed(attribute.value)) refuse(item.name, "its attribute " + attribute.name + " holds packed weights");
-    }
-    modules.emplace_back(item.name, item.value);
-  }
-  CodeCheck code(bare);
-  for (auto module = modules.rbegin(); module != modules.rend(); ++module) code.check(module->first, module->second);
-}
-
-// Returns the compiled code of a function, one entry per setting of autocast, empty where nothing is compiled. LibTorch
-// has no way to ask for it: get_executor would compile what is missing, and LibTorch's pass for autocast crashes on
-// some functions, such as a MultiheadAttention's.
-using Executors = std::array<std::optional<torch::jit::GraphExecutor>, 4>;
-using Mode = std::optional<torch::jit::ExecutorExecutionMode>;
-Executors& executors_of(torch::jit::GraphFunction& function);
-template <Executors torch::jit::GraphFunction::*Member>
-struct Reach {
-  friend Executors& executors_of(torch::jit::GraphFunction& function) { return function.*Member; }
-};
-template struct Reach<&torch::jit::GraphFunction::executors_>;
-// Likewise the mode in which a function is compiled, and the mutex that guards both.
-Mode& mode_of(torch::jit::GraphFunction& function);
-template <Mode torch::jit::GraphFunction::*Member>
-struct ReachMode {
-  friend Mode& mode_of(torch::jit::GraphFunction& function) { return function.*Member; }
-};
-template struct ReachMode<&torch::jit::GraphFunction::executor_execution_mode_>;
-std::recursive_mutex& mutex_of(torch::jit::GraphFunction& function);
-template <std::recursive_mutex torch::jit::GraphFunction::*Member>
-struct ReachMutex {
-  friend std::recursive_mutex& mutex_of(torch::jit::GraphFunction& function) { return function.*Member; }
-};
-template struct ReachMutex<&torch::jit::GraphFunction::compile_mutex>;
-
-// Drops the compiled code of a function; without `again`, unless this was done before. A thread may be inside of it, so
-// it stays alive.
-void forget_compiled(torch::jit::GraphFunction& function, bool again) {
-  static auto* const dropped = new std::vector<torch::jit::GraphExecutor>();
-  static std::mutex of_dropped;
-  const std::lock_guard compiling(mutex_of(function));
-  if (mode_of(function) == torch::jit::SIMPLE && !again) return;
-  for (auto& executor : executors_of(function)) {
-    if (!executor) continue;
-    const std::lock_guard lock(of_dropped);
-    dropped->push_back(*executor);
-    executor.reset();
-  }
-  function.clear_optimized_graphs();
-  function._set_initial_executor_execution_mode(torch::jit::SIMPLE);
-}
-
-std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
-
-// Says whether a node begins a block of the kind "with torch.autocast(...)".
-bool begins_autocast(const torch::jit::Node& node) {
-  if (node.kind() != c10::prim::Enter) return false;
-  const auto type = node.input(0)->type()->cast<c10::ClassType>();
-  const auto name = type == nullptr ? std::nullopt : type->name();
-  return name && name->qualifiedName().ends_with(".autocast_mode.autocast");
-}
-
-struct Code {
-  Functions functions;  // those of a module, and what they call
-  bool has_autocast = false;
-};
-
-Code code_of(const Module& root) {
-  Code code;
-  for (const auto& item : root.named_modules()) {
-    for (torch::jit::Function* const each : functions_of(item.value)) {
-      each_node(each, code.functions,
-                [&](const torch::jit::Node& node) { code.has_autocast = code.has_autocast || begins_autocast(node); });
-    }
-  }
-  return code;
-}
-
-// Makes functions run as they are written, which the optimizer would change: from now on, also where the module itself
-// or a copy of it, which shares them, is called. Operators see autocast as they do elsewhere. Where the code itself
-// switches autocast, LibTorch writes casts into it, which it does only while the optimizer is on.
-void forget_compiled(const Code& code) {
-  for (torch::jit::GraphFunction* const each : code.functions) forget_compiled(*each, /*again=*/code.has_autocast);
-  if (!code.has_autocast) return;
-  detail::AutocastSettings off = detail::autocast_settings();
-  off.cpu.is_on = off.cuda.is_on = false;
-  const detail::WithAutocast without(off);
-  const torch::jit::GraphOptimizerEnabledGuard optimized(true);
-  for (torch::jit::GraphFunction* const each : code.functions) {
-    const std::lock_guard compiling(mutex_of(*each));
-    try {
-      each->optimized_graph();
-    } catch (const std::exception& error) {
-      each->clear_optimized_graphs();  // else the half-made one would be taken the next time
-      throw std::invalid_argument(fmt::format(
-          "parallelize_module: LibTorch cannot compile the blocks of autocast in {}, so that they would have no "
-          "effect: "
-          "{}. Give torch.autocast constants, such as attributes that are Final, or script the module without the "
-          "function",
-          each->qualname().qualifiedName(), first_line(error.what())));
-    }
-  }
+ModuleTree modules_of(const Module& root) {
+  ModuleTree tree;
+  add_module(tree, root, "");
+  return tree;
 }
 
 void see(detail::BatchCheck& batch, const at::IValue& argument) {
@@ -360,7 +146,7 @@ void see(detail::BatchCheck& batch, const at::IValue& argument) {
   }
 }
 
-void check_compute_dtype(const Code& code, const ParallelizeOptions& options) {
+void check_compute_dtype(const ScriptCode& code, const ParallelizeOptions& options) {
   if (!options.compute_dtype || !code.has_autocast) return;
   throw std::invalid_argument(
       fmt::format("parallelize_module: compute_dtype {} for a TorchScript module whose code has blocks of the kind "
@@ -402,10 +188,8 @@ std::shared_ptr<torch::nn::Module> weights_of(const Module& module) {
 }
 
 ModuleTree tree_of(const Module& root) {
-  check_unfrozen(root);
-  ModuleTree tree;
-  add_module(tree, root, "");
-  return tree;
+  read_code(root);
+  return modules_of(root);
 }
 
 namespace {
@@ -438,10 +222,10 @@ at::IValue ParallelizedScript::forward(std::vector<at::IValue> inputs, const tor
 ParallelizedScript parallelize_module(const Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                                       const ParallelizeOptions& options) {
   const auto tree = [&] {
-    ModuleTree made = tree_of(module);
-    const Code code = code_of(module);
+    const ScriptCode code = read_code(module);
+    ModuleTree made = modules_of(module);
     check_compute_dtype(code, options);
-    forget_compiled(code);  // before anything is converted; it stays so where the plan is refused
+    run_as_written(code);  // before anything is converted; it stays so where the plan is refused
     return made;
   };
   return ParallelizedScript(

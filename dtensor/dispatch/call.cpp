@@ -154,7 +154,7 @@ void refuse_elsewhere(const Call& call, const at::Tensor& plain) {
   const DeviceMesh& mesh = call.first_spec->mesh;
   if (is_on_device(plain, mesh)) return;
   const std::string& name = call.traits.name;
-  if (!name.starts_with("aten::") || name.starts_with("aten::_foreach_")) return;
+  if (!call.traits.is_of_libtorch() || name.starts_with("aten::_foreach_")) return;
   if (contains(kAcrossDevices, call.traits.rule_name)) return;
   throw std::invalid_argument(fmt::format(
       "{}: a plain tensor [{}] on {} among DTensors on {}, the first of them {}; bring it there by .to(\"{}\")", name,
@@ -296,6 +296,11 @@ bool is_zero_or_nonfinite(const TensorArg& entry, bool divides) {
 }
 
 }  // namespace
+
+bool draws(const Call& call) {
+  const int dropout = call.traits.dropout_arg;
+  return call.traits.random && (dropout < 0 || call.arg(static_cast<std::size_t>(dropout)).toDouble() != 0);
+}
 
 bool has_zero_or_nonfinite_number(const Call& call) {
   if (!call.traits.scales) return false;

@@ -48,6 +48,8 @@ struct OpTraits {
 
   explicit OpTraits(const c10::OperatorHandle& op);
 
+  bool is_of_libtorch() const { return name.starts_with("aten::"); }
+
   // Says whether a decision holds for one value of each Scalar alone. A user's rule may be registered at any time.
   bool decides_by_numbers() const {
     return uses_numbers || (rules::any_replaced.load(std::memory_order_relaxed) && rules::is_replaced(rule_name));
@@ -80,6 +82,9 @@ struct Call {
   // Says whether the operator writes that tensor, in place or as out=.
   bool writes(const TensorArg& entry) const;
 };
+
+// Says whether the call draws random numbers: a dropout of probability 0 draws none.
+bool draws(const Call& call);
 
 // Says whether the terms of a pending sum would be multiplied or divided by a zero or a non-finite number. The results,
 // each computed from one term (0 * inf, or 1 / 0 - 1 / 0), would not add up to the result for the sum. A number is a

@@ -8,6 +8,7 @@
 #include "tessera/dtensor/dispatch/meta_run.h"
 #include "tessera/dtensor/dispatch/refused_calls.h"
 #include "tessera/dtensor/dispatch/result_strides.h"
+#include "tessera/dtensor/dispatch/valid_strategies.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/placement/plan.h"
 
@@ -78,35 +79,30 @@ class Decider {
       if (meta_results_->empty() && !call_.op.schema().returns().empty()) return false;  // the result is an empty list
     }
     // Where LibTorch has not determined the results it has not checked the arguments either. An operator that it
-    // refuses is to throw on every rank alike, which it does replicated.
-    const bool is_own = call_.traits.name.starts_with("aten::");  // a user's `dim` may be something else
-    if (!meta_results_ && is_own && names_missing_dim(call)) return false;
+    // refuses is to throw on every rank alike, which it does replicated. A user's `dim` may be something else.
+    if (!meta_results_ && call_.traits.is_of_libtorch() && names_missing_dim(call)) return false;
     OpRule rule = rule_fn(call);
     if (!meta_results_ && rule.outputs.empty()) return false;
     if (!out_tensors_.empty() && !writes_out(rule.kernel)) return false;
     counts_as_ruled_ = !rule.declines;
     prefer_rule_without_elements(rule);
-    std::vector<TensorInfo> outputs = rule.outputs;
-    if (meta_results_) {
-      outputs.clear();
-      for (const MetaResult& r : *meta_results_) outputs.push_back(r.info);
-    }
-    if (!call_.traits.name.starts_with("aten::") || rules::is_replaced(call_.traits.rule_name))
+    const std::vector<TensorInfo> outputs = outputs_by(rule);
+    if (!call_.traits.is_of_libtorch() || rules::is_replaced(call_.traits.rule_name))
       rules::check_strategies(rule, call.inputs, outputs, call_.traits.name);
     check_written_sizes(outputs);
     std::vector<TensorInfo> inputs = call.inputs;
-    run_misfits_whole(rule, inputs);
-    keep_numbers_whole(rule);
-    keep_terms_finite(rule);
-    keep_draws_whole(rule);
+    drop_invalid_strategies(rule, call_, rule_inputs_, inputs, meta_results_.has_value());
     std::vector<rules::Written> written = written_inputs();
     add_outs(rule, inputs, written);
-    const CostModel model = default_cost_model(first_spec_.mesh);
-    auto choice = rules::choose(rule, inputs, outputs, current(), mesh_shape_, model, written, considered_);
+    const auto choose = [&] {
+      const CostModel model = default_cost_model(first_spec_.mesh);
+      return rules::choose(rule, inputs, outputs, current(), mesh_shape_, model, written, considered_);
+    };
+    auto choice = choose();
     if (!choice) {  // written tensors cannot be computed in their own layout
       decision_.write_back = true;
       for (rules::Written& w : written) w.computed_in_copy = true;
-      choice = rules::choose(rule, inputs, outputs, current(), mesh_shape_, model, written, considered_);
+      choice = choose();
     }
     if (!choice || !commutes(*choice)) return false;
     adopt(*choice, outputs, rule);
@@ -114,18 +110,12 @@ class Decider {
     return true;
   }
 
-  // Says whether an argument names a dimension that the first tensor does not have.
-  static bool names_missing_dim(const OpCall& call) {
-    if (call.inputs.empty() || !call.inputs[0].defined) return false;
-    const int64_t ndim = std::max<int64_t>(call.inputs[0].ndim(), 1);
-    const auto misses = [ndim](int64_t dim) { return dim < -ndim || dim >= ndim; };
-    for (const std::string_view name : {"dim", "dims"}) {
-      if (!call.has_arg(name)) continue;
-      const at::IValue& given = call.arg(name);
-      if (given.isInt() && misses(given.toInt())) return true;
-      if (given.isIntList() && std::ranges::any_of(given.toIntVector(), misses)) return true;
-    }
-    return false;
+  // Returns what is known of the results. What LibTorch has determined holds, whatever the rule says.
+  std::vector<TensorInfo> outputs_by(const OpRule& rule) const {
+    if (!meta_results_) return rule.outputs;
+    std::vector<TensorInfo> out;
+    for (const MetaResult& r : *meta_results_) out.push_back(r.info);
+    return out;
   }
 
   static bool writes_out(std::string_view kernel) {
@@ -149,54 +139,6 @@ class Decider {
       result.info.sizes = rule.outputs[k].sizes;
       result.strides = contiguous_strides(result.info.sizes);
     }
-  }
-
-  // Where LibTorch has not checked the sizes of the whole tensors, drops all strategies if one cuts inputs of different
-  // sizes: LibTorch refuses such inputs, but on some ranks their pieces may fit each other, or have no elements. Rules
-  // with halos or `valid` know of such sizes themselves, and a user's operator may take them.
-  void run_misfits_whole(OpRule& rule, const std::vector<TensorInfo>& inputs) const {
-    if (meta_results_ || rule.halos || rule.valid || !call_.traits.name.starts_with("aten::")) return;
-    const auto cuts_different_sizes = [&](const rules::Strategy& strategy) {
-      std::optional<int64_t> size;
-      for (std::size_t j = 0; j < inputs.size(); ++j) {
-        const Placement& p = strategy.inputs.at(j);
-        if (!inputs[j].defined || !p.is_shard()) continue;
-        if (p.tensor_dim() >= inputs[j].ndim()) return true;
-        const int64_t mine = inputs[j].sizes[static_cast<std::size_t>(p.tensor_dim())];
-        if (mine != size.value_or(mine)) return true;
-        size = mine;
-      }
-      return false;
-    };
-    if (std::ranges::any_of(rule.strategies, cuts_different_sizes)) rule.strategies.clear();
-  }
-
-  // Drops strategies in which a plain 0-d tensor is a term or a piece: it is the same on every rank.
-  void keep_numbers_whole(OpRule& rule) const {
-    std::erase_if(rule.strategies, [&](const rules::Strategy& strategy) {
-      for (std::size_t j = 0; j < rule_inputs_.size(); ++j) {
-        const TensorArg& entry = call_.tensors[rule_inputs_[j]];
-        if (entry.spec == nullptr && entry.tensor->defined() && !strategy.inputs.at(j).is_replicate()) return true;
-      }
-      return false;
-    });
-  }
-
-  // Drops the strategies of an operator whose own kernel draws random numbers: every rank draws the same ones, which
-  // would be those of other elements on each.
-  void keep_draws_whole(OpRule& rule) const {
-    if (!draws() || !rule.kernel.empty()) return;
-    std::erase_if(rule.strategies, [](const rules::Strategy& strategy) { return strategy.kernel.empty(); });
-    if (rule.keep_kernel.empty()) rule.outputs_for = nullptr;
-  }
-
-  // Drops strategies with Partial inputs where terms would not add up, so that they are reduced first.
-  void keep_terms_finite(OpRule& rule) const {
-    if (!has_zero_or_nonfinite_number(call_)) return;
-    std::erase_if(rule.strategies, [&](const rules::Strategy& strategy) {
-      return std::any_of(strategy.inputs.begin(), strategy.inputs.end(),
-                         [](const Placement& p) { return p.is_partial(); });
-    });
   }
 
   // Returns the index of the result that a written tensor is.
@@ -366,11 +308,6 @@ class Decider {
     decision_.inputs[tensor] = std::move(to);
   }
 
-  bool draws() const {
-    const int dropout = call_.traits.dropout_arg;
-    return call_.traits.random && (dropout < 0 || call_.arg(static_cast<std::size_t>(dropout)).toDouble() != 0);
-  }
-
   void finish() {
     decision_.first_spec = with_placements(first_spec_, first_spec_.placements);
     for (const auto& [from, to] : moves_back(call_, decision_)) {
@@ -387,7 +324,7 @@ class Decider {
     decision_.nothing_here = empty && !call_.traits.view && !kernel_communicates_;
     decision_.operator_alone = first_spec_.mesh.is_member() && !decision_.nothing_here && !decision_.write_back &&
                                decision_.moves.empty() && decision_.halos == nullptr && kernel_is_operator_ &&
-                               !decision_.outputs_from_local && call_.traits.out_args.empty() && !draws() &&
+                               !decision_.outputs_from_local && call_.traits.out_args.empty() && !draws(call_) &&
                                !call_.traits.is_view_as_real &&
                                !(call_.traits.view && decision_.make_dense);  // made dense, it might be a copy
   }

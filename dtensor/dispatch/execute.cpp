@@ -4,10 +4,8 @@
 #include <optional>
 #include <stdexcept>
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/AutogradState.h>
 #include <fmt/format.h>
 
@@ -15,8 +13,9 @@
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/core/wrapper.h"
+#include "tessera/dtensor/dispatch/communication_text.h"
 #include "tessera/dtensor/dispatch/gather.h"
-#include "tessera/dtensor/dispatch/gather_schedule.h"
+#include "tessera/dtensor/dispatch/written_arguments.h"
 #include "tessera/dtensor/random/draw_guard.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/core/in_memory.h"
@@ -27,69 +26,11 @@ namespace {
 
 using torch::jit::Stack;
 
-std::string moves_of(const Call& call, const Decision& decision) {
-  std::string out;
-  for (const Decision::Move& move : decision.moves) {
-    const Spec& from = *call.tensors[move.tensor].spec;
-    if (!move.route->communicates()) continue;
-    out += fmt::format("; {} would go to {} by {}", to_string(from), to_string(move.to->placements),
-                       move.route->plan().to_string());
-  }
-  if (decision.halos && decision.halos->exchange.communicates()) {
-    const Spec& spec = *decision.inputs[decision.halos->tensors[0]];
-    out += fmt::format("; of {} a rank needs {}", to_string(spec), decision.halos->exchange.to_string());
-  }
-  for (const auto& [from, to] : moves_back(call, decision)) {
-    const RoutePtr route = route_between(*from, to->placements);
-    if (!route->communicates()) continue;
-    out += fmt::format("; what is written into {} is computed as {}, and goes back by {}", to_string(*to),
-                       to_string(from->placements), route->plan().to_string());
-  }
-  if (out.empty() && decision.first_spec != nullptr) {
-    out = fmt::format(
-        "; the ranks add up what they computed of {} by all_reduce: use reduction sum and divide, or end Strict before "
-        "it",
-        to_string(*decision.first_spec));
-  }
-  const auto is_plain_number = [](const TensorArg& entry) {
-    const at::Tensor& t = *entry.tensor;
-    return t.defined() && !detail::is_dtensor(t) && t.numel() == 1 && !t.unsafeGetTensorImpl()->is_wrapped_number();
-  };
-  if (has_zero_or_nonfinite_number(call) && std::ranges::any_of(call.tensors, is_plain_number)) {
-    out +=
-        "; a plain tensor of one element may be 0 or not finite, by which no pending sum is scaled: give a number, "
-        "such as x * 0.5";
-  }
-  return out;
-}
-
-// Says whether two tensors have an element of memory in common. Of tensors with gaps that reach into each other this
-// counts the elements; of those with elements of unlike sizes it is taken for granted.
-bool overlap(const at::Tensor& a, const at::Tensor& b) {
-  const at::MemOverlapStatus status = at::get_overlap_status(a, b);
-  if (status != at::MemOverlapStatus::TooHard) return status != at::MemOverlapStatus::No;
-  if (!a.is_alias_of(b) || a.numel() == 0 || b.numel() == 0) return false;
-  if (a.itemsize() != b.itemsize()) return true;
-  const auto end = [](const at::Tensor& t) {
-    int64_t last = t.storage_offset();
-    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-    return last + 1;
-  };
-  if (a.storage_offset() >= end(b) || b.storage_offset() >= end(a)) return false;
-  const int64_t first = std::min(a.storage_offset(), b.storage_offset());
-  const at::Tensor taken = at::zeros({std::max(end(a), end(b)) - first}, at::kByte);
-  const auto part = [&](const at::Tensor& t) {
-    return taken.as_strided(t.sizes(), t.strides(), t.storage_offset() - first);
-  };
-  part(a).fill_(1);
-  return part(b).sum().item<int64_t>() > 0;
-}
-
 // Runs one call.
 class Execution {
  public:
   Execution(const Call& call, const Decision& decision)
-      : call_(call), decision_(decision), mesh_(decision.first_spec->mesh) {}
+      : call_(call), decision_(decision), mesh_(decision.first_spec->mesh), written_(call, decision) {}
 
   void run() {
     if (call_.traits.view) {
@@ -98,7 +39,7 @@ class Execution {
       inference_ = call_.tensors[0].tensor->is_inference();
     }
     bring_inputs();
-    keep_written();
+    written_.prepare(locals_);
     if (call_.traits.keeps_contract && detail::is_dtensor(*call_.tensors[0].tensor)) keep_contract();
     if (call_.contract_from_parameters) contract_ = call_.contract_from_parameters;
     // localize_stack drops the wrappers from the stack; what is needed of them later is in the decision and in members.
@@ -109,17 +50,15 @@ class Execution {
     } else {
       run_local();
     }
-    if (mesh_.is_member()) refuse_resized();
-    if (writes_in_copies()) write_back();
-    for (const auto& [index, wrapper] : written_) detail::note_write(detail::meta(wrapper));
+    if (mesh_.is_member()) {
+      written_.refuse_resized(locals_);
+      written_.write_back(locals_);
+    }
+    written_.note_writes();
     wrap();
   }
 
  private:
-  // Says whether written arguments are computed in copies. They are, too, where LibTorch may resize what it writes,
-  // since the results' sizes are not known beforehand.
-  bool writes_in_copies() const { return decision_.write_back || decision_.outputs_from_local; }
-
   bool copies_conjugate() const {
     if (!call_.traits.is_view_as_real) return false;
     const at::Tensor& viewed = *call_.tensors[0].tensor;
@@ -201,42 +140,6 @@ class Execution {
     fetched_.emplace(Fetched{.halos = halos.exchange.halos(), .held = std::move(held)});
   }
 
-  // Keeps the wrappers of written arguments, which an in-place operator returns.
-  void keep_written() {
-    for (const std::size_t arg : call_.traits.written_args) {
-      for (std::size_t i = 0; i < call_.tensors.size(); ++i) {
-        if (call_.tensors[i].arg != arg || !call_.tensors[i].tensor->defined()) continue;
-        if (writes_in_copies()) copy_written(i);
-        written_.push_back({i, *call_.tensors[i].tensor});
-      }
-    }
-  }
-
-  // An argument that is written as two of them has one copy. Of two that overlap in another way each would be written
-  // without what is written into the other.
-  void copy_written(std::size_t i) {
-    const at::Tensor& piece = detail::meta(*call_.tensors[i].tensor).local();
-    for (const WrittenTensor& other : written_) {
-      const at::Tensor& others = detail::meta(other.wrapper).local();
-      if (!overlap(piece, others)) continue;
-      const bool is_same = call_.tensors[i].spec == call_.tensors[other.index].spec &&
-                           decision_.inputs[i] == decision_.inputs[other.index] &&
-                           piece.strides() == others.strides() && piece.storage_offset() == others.storage_offset() &&
-                           piece.is_conj() == others.is_conj() && piece.is_neg() == others.is_neg();
-      if (!is_same) failing(mesh_.world(), call_.traits.name.c_str(), [this] { refuse_overlap(); });
-      locals_[i] = locals_[other.index];
-      return;
-    }
-    if (locals_[i].is_alias_of(piece)) locals_[i] = locals_[i].clone();
-  }
-
-  [[noreturn]] void refuse_overlap() const {
-    throw std::invalid_argument(
-        fmt::format("{}: two arguments that it writes overlap in memory, and it computes in copies of both, of which "
-                    "each would lose what is written into the other; clone one of them, or write them by two calls",
-                    call_.traits.name));
-  }
-
   void keep_contract() { contract_ = inherited(detail::meta(*call_.tensors[0].tensor).contract, call_.traits.view); }
 
   void localize_stack() {
@@ -303,8 +206,7 @@ class Execution {
 
   // Returns what this call draws from; nullopt for a dropout of probability 0, which draws nothing.
   std::optional<detail::DrawKey> next_draw_key() {
-    const int dropout = call_.traits.dropout_arg;
-    if (dropout >= 0 && call_.arg(static_cast<std::size_t>(dropout)).toDouble() == 0) return std::nullopt;
+    if (!draws(call_)) return std::nullopt;
     std::optional<at::Generator> user;
     if (call_.traits.generator_arg >= 0) {
       at::IValue& generator = call_.arg(static_cast<std::size_t>(call_.traits.generator_arg));
@@ -344,45 +246,14 @@ class Execution {
     }
   }
 
-  // Throws if LibTorch has resized a written tensor. Where the result's shape was not known before, this is the first
-  // moment that shows it, on every rank.
-  void refuse_resized() const {
-    for (const auto& [index, wrapper] : written_) {
-      const Spec& spec = *decision_.inputs[index];
-      if (locals_[index].sizes() == at::IntArrayRef(spec.local_sizes)) continue;
-      refuse_sizes(call_.traits.name, locals_[index].sizes(), spec.sizes);
-    }
-  }
-
   // ---- After the operator
-  void write_back() {
-    if (!mesh_.is_member()) return;
-    const World::Scope scope(mesh_.world(), call_.traits.name.c_str());
-    for (const auto& [index, wrapper] : written_) {
-      const detail::Meta& meta = detail::meta(wrapper);
-      const at::AutoDispatchBelowADInplaceOrView below;
-      meta.local().copy_(redistribute_local(locals_[index], *decision_.inputs[index], meta.spec->placements));
-    }
-  }
-
-  // Returns the written tensor that the call's result `i` is, or nullptr.
-  const at::Tensor* written_as(std::size_t i) const {
-    const OpTraits& traits = call_.traits;
-    for (const WrittenTensor& each : written_) {
-      const auto at = std::ranges::find(traits.written_args, call_.tensors[each.index].arg);
-      const int result = traits.written_results.at(static_cast<std::size_t>(at - traits.written_args.begin()));
-      if (result == static_cast<int>(i)) return &each.wrapper;
-    }
-    return nullptr;
-  }
-
   void wrap() {
     const std::size_t results = call_.op.schema().returns().size();
     std::size_t next_output = 0;
     for (std::size_t i = 0; i < results; ++i) {
       at::IValue& value = call_.stack[call_.base + i];
       if (value.isTensor()) {
-        if (const at::Tensor* const written = written_as(i)) {
+        if (const at::Tensor* const written = written_.result(i)) {
           value = *written;
           ++next_output;
         } else {
@@ -425,17 +296,12 @@ class Execution {
     }
   }
 
-  struct WrittenTensor {
-    std::size_t index;  // index in call.tensors
-    at::Tensor wrapper;
-  };
-
   const Call& call_;
   const Decision& decision_;
   const DeviceMesh& mesh_;
-  c10::SmallVector<at::Tensor, 6> locals_;
+  Pieces locals_;
   c10::SmallVector<std::size_t, 6> args_;  // the schema argument of each local
-  c10::SmallVector<WrittenTensor, 2> written_;
+  WrittenArguments written_;
   ContractPtr contract_;
   std::optional<Fetched> fetched_;
   std::optional<detail::DrawKey> draw_key_;
@@ -457,7 +323,7 @@ bool views_gathered(const Call& call) {
 
 void execute(const Call& call, const Decision& decision) {
   if (decision.communicates && !views_gathered(call)) {
-    detail::implicit_communication(call.traits.name, [&] { return moves_of(call, decision); });
+    detail::implicit_communication(call.traits.name, [&] { return communication_text(call, decision); });
   }
   try {
     Execution(call, decision).run();
