@@ -68,7 +68,7 @@ bool argument_has_tangent(const T& argument) {
 }
 
 // `viewed` is nullptr if the result is not a view.
-inline at::Tensor wrapped(at::Tensor local, const Decision& decision, std::size_t output, const OpTraits& traits,
+inline at::Tensor wrapped(at::Tensor&& local, const Decision& decision, std::size_t output, const OpTraits& traits,
                           const at::Tensor* viewed = nullptr) {
   const SpecPtr& spec = decision.outputs.at(output);
   if (!local.defined() || spec == nullptr) return {};
@@ -138,8 +138,9 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
 
  private:
   R run(const Decision& decision, std::remove_reference_t<Args>&... args) {
-    const Recorder::Span span(decision.first_spec->mesh.world().recorder(), RecordKind::kOperator,
-                              dispatcher_->traits().name, [&] { return contract_path(args...); });
+    World& world = decision.first_spec->mesh.world();
+    const Recorder::Span span(world.recorder(), RecordKind::kOperator, dispatcher_->traits().name,
+                              [&] { return contract_path(args...); });
     (make_ready(args), ...);
     Locals<Args...> locals(args...);
     for (const auto& [arg, ints] : decision.local_args)
@@ -147,7 +148,7 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
     const auto call = [&]() -> R {
       return std::apply([](auto&... each) -> R { return Op::call(each.get()...); }, locals);
     };
-    return after(decision, call, args...);
+    return after(decision, world, call, args...);
   }
 
   template <std::size_t... I>
@@ -157,9 +158,8 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
   }
 
   template <class Call, class First, class... Rest>
-  R after(const Decision& decision, const Call& call, First& first, Rest&... rest) {
+  R after(const Decision& decision, World& world, const Call& call, First& first, Rest&... rest) {
     const OpTraits& traits = dispatcher_->traits();
-    World& world = decision.first_spec->mesh.world();
     if constexpr (std::is_same_v<R, at::Tensor&>) {  // in place
       if ((argument_has_tangent(rest) || ...)) detail::start_tangent(first);
       on_pieces(decision.ranks_differ, world, traits.name, [&] { call(); });

@@ -8,7 +8,6 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
-#include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/failing.h"
 
@@ -39,7 +38,7 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-void WrittenArguments::prepare(Pieces& pieces) {
+void WrittenArguments::keep(Pieces& pieces) {
   for (const std::size_t arg : call_.traits.written_args) {
     for (std::size_t i = 0; i < call_.tensors.size(); ++i) {
       if (call_.tensors[i].arg != arg || !call_.tensors[i].tensor->defined()) continue;
@@ -74,16 +73,13 @@ void WrittenArguments::refuse_overlap() const {
                   call_.traits.name));
 }
 
-void WrittenArguments::refuse_resized(const Pieces& pieces) const {
-  for (const auto& [index, wrapper] : arguments_) {
-    const Spec& spec = *decision_.inputs[index];
-    if (pieces[index].sizes() == at::IntArrayRef(spec.local_sizes)) continue;
-    refuse_sizes(call_.traits.name, pieces[index].sizes(), spec.sizes);
-  }
+void WrittenArguments::check_size(const Argument& argument, const Pieces& pieces) const {
+  const Spec& spec = *decision_.inputs[argument.index];
+  const at::Tensor& piece = pieces[argument.index];
+  if (piece.sizes() != at::IntArrayRef(spec.local_sizes)) refuse_sizes(call_.traits.name, piece.sizes(), spec.sizes);
 }
 
-void WrittenArguments::write_back(const Pieces& pieces) const {
-  if (!in_copies()) return;
+void WrittenArguments::copy_back(const Pieces& pieces) const {
   const World::Scope scope(decision_.first_spec->mesh.world(), call_.traits.name.c_str());
   for (const auto& [index, wrapper] : arguments_) {
     const detail::Meta& meta = detail::meta(wrapper);
@@ -92,11 +88,7 @@ void WrittenArguments::write_back(const Pieces& pieces) const {
   }
 }
 
-void WrittenArguments::note_writes() const {
-  for (const Argument& each : arguments_) detail::note_write(detail::meta(each.wrapper));
-}
-
-const at::Tensor* WrittenArguments::result(std::size_t i) const {
+const at::Tensor* WrittenArguments::find(std::size_t i) const {
   const OpTraits& traits = call_.traits;
   for (const Argument& each : arguments_) {
     const auto at = std::ranges::find(traits.written_args, call_.tensors[each.index].arg);
