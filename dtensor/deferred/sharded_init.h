@@ -17,9 +17,11 @@ namespace tessera {
 //
 // Values: every random operator is the next draw of the mesh's World (dtensor/random.h), in the order of the
 // constructors. So an element's number depends on manual_seed's seed, on the number of draws before, and on the
-// element's position in the whole parameter; it is not the number that torch::manual_seed gives. The values are bit by
-// bit those that the same constructors give with every parameter Replicate, on one rank or many; and those that the
-// same operators give on DTensors (tessera::empty, then torch::nn::init) after manual_seed.
+// element's position in the whole parameter; it is not the number that torch::manual_seed gives. What is drawn,
+// filled, copied, added and multiplied is bit by bit what the same constructors give with every parameter Replicate, on
+// one rank or many; and what the same operators give on DTensors (tessera::empty, then torch::nn::init) after
+// manual_seed. Other functions, such as sigmoid, may differ in the last bit, since LibTorch computes the last elements
+// of a piece by other instructions.
 //
 // Memory: no rank holds a whole sharded parameter, or a temporary of its size. Where an operator would need one or
 // would communicate (a norm over a sharded weight, torch::nn::init::orthogonal_ and sparse_), parallelize_module throws

@@ -94,7 +94,8 @@ at::Tensor GatherSchedule::use(std::size_t index) {
   Slot& slot = slots_[index];
   const bool captured = is_captured(slot.seen.piece.device());
   if (captured) unseen_writes_ = true;
-  if (unseen_writes_) return use_alone(slot, captured);
+  // Writes to the piece of an inference tensor are not counted, unless operators on DTensors do them.
+  if (unseen_writes_ || slot.seen.piece.is_inference()) return use_alone(slot, captured);
   learn(index);
   const auto held = [&] { return slot.piece.defined() && slot.values == slot.seen.values(); };
   // A parameter that is neither held nor on its way was not expected: what is on its way may not be needed either.

@@ -1,11 +1,13 @@
 // Tests the stages of ZeRO, parameters that are gathered ahead of their use, and replicas of shards.
 
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <c10/core/InferenceMode.h>
 #include <torch/nn.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
@@ -332,6 +334,31 @@ TEST_CASE("parameters that a graph's replays may write are gathered at each use"
         counter.reset();
         CHECK(used().equal(filled(i)));
         CHECK(counter.count("all_gather") == 1);
+      }
+    }
+  });
+}
+
+TEST_CASE("parameters that were made under InferenceMode are gathered at each use: writes to pieces are not counted") {
+  run_in_process(2, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
+    const c10::InferenceMode mode;
+    for (const int64_t number : {1, 2, 3}) {
+      CAPTURE(number);
+      torch::nn::Sequential layers;
+      for (int i = 0; i < 4; ++i) layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
+      layers->to(device(), at::kDouble);
+      auto parallel = parallelize_module(layers, mesh, {}, stage(number));
+      const at::Tensor x = from_local(at::ones({1, 4}, on(at::kDouble)), mesh, {Shard(0), Replicate()});
+      for (const double value : {0.25, 0.5, 1.0}) {
+        CAPTURE(value);
+        for (const at::Tensor& each : layers->parameters()) to_local(each).fill_(value);
+        for (int time = 0; time < 2; ++time) {
+          const CommCounter counter(mesh);
+          const double want = std::pow(4 * value, 4);
+          CHECK(full_tensor(parallel(x)).equal(at::full({2, 4}, want, on(at::kDouble))));
+          CHECK(counter.count("all_gather") == 5);
+        }
       }
     }
   });
