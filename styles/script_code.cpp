@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -12,6 +13,7 @@
 
 #include <fmt/format.h>
 #include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include "tessera/styles/compute_dtype.h"
@@ -87,6 +89,16 @@ bool begins_autocast(const torch::jit::Node& node) {
   return name && name->qualifiedName().ends_with(".autocast_mode.autocast");
 }
 
+// Says whether a constant is a tensor of floating-point numbers, or has one among its elements.
+bool holds_numbers(const at::IValue& value) {
+  bool found = false;
+  value.visit([&](const at::IValue& each) {
+    if (each.isTensor()) found |= each.toTensor().dim() > 0 && each.toTensor().is_floating_point();
+    return found;
+  });
+  return found;
+}
+
 // Reads and checks the code of modules, with what it calls, each function once.
 class CodeReader {
  public:
@@ -113,12 +125,11 @@ class CodeReader {
                                   " calls torch.jit.fork: the ranks would start the collectives of its threads in "
                                   "different orders; call the function without fork");
     }
-    if (weights_may_be_constants_ && name == "prim::Constant" && node.hasAttribute(c10::attr::value) &&
-        node.kindOf(c10::attr::value) == torch::jit::AttributeKind::t) {
-      const at::Tensor constant = node.t(c10::attr::value);
-      if (constant.dim() > 0 && constant.is_floating_point())
-        refuse(path_,
-               "it has no parameters or no attribute called training, and a tensor of numbers among its constants");
+    if (!weights_may_be_constants_ || node.kind() != c10::prim::Constant) return;
+    const std::optional<at::IValue> value = torch::jit::toIValue(node.output());
+    if (value && holds_numbers(*value)) {
+      refuse(path_,
+             "it has no parameters or no attribute called training, and a tensor of numbers among its constants");
     }
   }
 
@@ -163,6 +174,29 @@ struct ReachMutex {
   friend std::recursive_mutex& mutex_of(torch::jit::GraphFunction& function) { return function.*Member; }
 };
 template struct ReachMutex<&torch::jit::GraphFunction::compile_mutex>;
+// And the graphs that are compiled, made of graph() where there is none yet. The first is for autocast that is off.
+using Graphs = std::array<std::shared_ptr<torch::jit::Graph>, 4>;
+Graphs& graphs_of(torch::jit::GraphFunction& function);
+template <Graphs torch::jit::GraphFunction::*Member>
+struct ReachGraphs {
+  friend Graphs& graphs_of(torch::jit::GraphFunction& function) { return function.*Member; }
+};
+template struct ReachGraphs<&torch::jit::GraphFunction::optimized_graphs_>;
+
+// Gives each loop that has one result a second one, which nobody uses. LibTorch's interpreter would compute the only
+// result of a loop, used once, in the middle of the operator that uses it: in `x + result` after x. If the loop uses x
+// too, it gives x away in its first round (LibTorch 2.11; LibTorch's optimizer, which is off, would change such loops).
+void keep_loops_apart(torch::jit::Block& block) {
+  for (torch::jit::Node* const node : block.nodes()) {
+    for (torch::jit::Block* const inner : node->blocks()) keep_loops_apart(*inner);
+    if (node->kind() != c10::prim::Loop || node->outputs().size() != 1) continue;
+    const torch::jit::WithInsertPoint before(node);
+    node->addInput(node->owningGraph()->insertConstant(0));
+    torch::jit::Block& body = *node->blocks().at(0);
+    body.registerOutput(body.addInput()->setType(c10::IntType::get()));
+    node->addOutput()->setType(c10::IntType::get());
+  }
+}
 
 // Drops the compiled code of a function; without `again`, unless this was done before. A thread may be inside of it, so
 // it stays alive.
@@ -177,7 +211,10 @@ void forget_compiled(torch::jit::GraphFunction& function, bool again) {
     dropped->push_back(*executor);
     executor.reset();
   }
-  function.clear_optimized_graphs();
+  for (std::shared_ptr<torch::jit::Graph>& graph : graphs_of(function)) {
+    graph = function.graph()->copy();
+    keep_loops_apart(*graph->block());
+  }
   function._set_initial_executor_execution_mode(torch::jit::SIMPLE);
 }
 
@@ -210,8 +247,12 @@ void run_as_written(const ScriptCode& code) {
   const torch::jit::GraphOptimizerEnabledGuard optimized(true);
   for (torch::jit::GraphFunction* const each : code.functions) {
     const std::lock_guard compiling(mutex_of(*each));
+    graphs_of(*each).front() = nullptr;
+  }
+  for (torch::jit::GraphFunction* const each : code.functions) {
+    const std::lock_guard compiling(mutex_of(*each));
     try {
-      each->optimized_graph();
+      keep_loops_apart(*each->optimized_graph()->block());
     } catch (const std::exception& error) {
       each->clear_optimized_graphs();  // else the half-made one would be taken the next time
       throw std::invalid_argument(fmt::format(

@@ -180,6 +180,15 @@ class SwitchesAutocast(Mlp):
         return self.down(torch.nn.functional.gelu(x.to(torch.float32)))
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+
 class AsksForAutocast(nn.Module):
     def __init__(self):
         super().__init__()
@@ -197,6 +206,7 @@ def main():
     mlp, model = Mlp(), Model()
     torch.jit.script(mlp).save(folder / "mlp.pt")
     torch.jit.script(model).save(folder / "model.pt")
+    torch.jit.script(Recurrent()).save(folder / "recurrent.pt")
     torch.jit.trace(mlp, torch.randn(5, 10)).save(folder / "traced.pt")
     x = torch.randn(5, 3, 12)
     torch.jit.script(Attends(True)).save(folder / "attends.pt")

@@ -386,6 +386,36 @@ TEST_CASE("run_method calls another method as forward is called") {
   });
 }
 
+TEST_CASE("a loop's result is the operand of an operator whose other operand the loop uses") {
+  const std::string body =
+      "  acc = x\n"
+      "  for i in range(3):\n"
+      "    acc = acc + x * self.weight\n"
+      "  x = x + acc\n"
+      "  for j in range(2):\n"
+      "    x = x + 1.0\n"
+      "  return x\n";
+  const auto make = [&](const std::string& head) {
+    torch::jit::Module module("Loops");
+    module.register_attribute("training", c10::BoolType::get(), true);
+    module.register_parameter("weight", torch::full({4}, 2.0), /*is_buffer=*/false);
+    module.define(head + body);
+    return module;
+  };
+  const at::Tensor x = torch::ones({3, 4}), want = torch::full({3, 4}, 1.0 + 7.0 + 2.0);
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+    torch::jit::Module module = make("def forward(self, x):\n");
+    const std::string graph = module.get_method("forward").graph()->toString();
+    for (const std::optional<at::ScalarType> dtype : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {
+      auto tp =
+          parallelize_module(dtype ? make("def forward(self, x):\n") : module, mesh, {}, {.compute_dtype = dtype});
+      for (int time = 0; time < 3; ++time) CHECK(full_tensor(tp(x).toTensor()).equal(want));
+    }
+    CHECK(module.get_method("forward").graph()->toString() == graph);  // which is what the module is saved as
+  });
+}
+
 TEST_CASE("weights_of keeps names, what is frozen, and buffers") {
   torch::jit::Module module("Scale"), inner("Inner");
   module.register_attribute("training", c10::BoolType::get(), true);
@@ -480,6 +510,13 @@ TEST_CASE("refused: frozen and optimized modules, Prepare styles, other types, a
     refused(name, {}, "is a frozen, optimized or quantized TorchScript module");
     refused(name, kMlp, "Load the module as it was before torch.jit.freeze");
   }
+  // Its weights are a list among the constants.
+  check_refused_on_every_rank({2}, {"tp"}, "is a frozen, optimized or quantized TorchScript module",
+                              [&](const DeviceMesh& mesh) {
+                                torch::jit::Module recurrent = load("recurrent");
+                                recurrent.eval();
+                                parallelize_module(torch::jit::freeze(recurrent), mesh, {});
+                              });
   refused("mlp", {{"", PrepareModuleInput({.input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}})}},
           "of TorchScript cannot be hooked");
   refused("model", {{"layers.0.norm1", ColwiseParallel()}}, "of type torch.nn.modules.normalization.LayerNorm");
