@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <tuple>
@@ -15,6 +16,7 @@
 
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/core/tensor_lists.h"
+#include "tessera/dtensor/random/draw_guard.h"
 #include "tessera/mesh/core/backward_pass.h"
 
 namespace tessera::detail {
@@ -247,7 +249,11 @@ Stack call_on_memory(const c10::OperatorHandle& op, const Recorded& call, Stack 
       return inputs.emplace_back(StandIn{.deferred = given, .filled = filled}).filled;
     });
   }
-  op.callBoxed(results);
+  {
+    std::optional<DrawGuard> draw;  // so that the caller's generator stays as it is
+    if (call.draw) draw.emplace(c10::kCPU, *call.draw);
+    op.callBoxed(results);
+  }
   for (at::IValue& result : results) {
     replace_tensors(result, [&](const at::Tensor& t, std::size_t) { return on_meta(op, t, inputs); });
   }
@@ -344,11 +350,20 @@ void defer(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* s
   if (!deferred.defined() && (recording == nullptr || in_backward() || !makes(op, args))) return op.callBoxed(*stack);
   const Comparable pointers(args);
   if (!records(op.schema())) return ask(op, *stack);
-  if (recording == nullptr) refuse_deferred(op.schema().name(), deferred);
+  // A module may hold the model of its layers outside its children, as LibTorch's TransformerEncoder does, and clones
+  // it before it replaces the clone's values.
+  static const c10::OperatorName clone("aten::clone", "");
+  if (recording == nullptr && op.operator_name() != clone) refuse_deferred(op.schema().name(), deferred);
   refuse_values(op, args);
   record(op, deferred.defined() ? shared_tape(deferred) : recording, *stack);
 }
 
+// LibTorch asks this before self.set_data(from), as a module's clone() does.
+bool may_take_over(const at::Tensor& self, const at::Tensor& from) {
+  return is_deferred(from) ? !is_dtensor(self) : is_dtensor(from);
+}
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, m) { m.impl("_has_compatible_shallow_copy_type", may_take_over); }
 TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&defer>()); }
 
 }  // namespace

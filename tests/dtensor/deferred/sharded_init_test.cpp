@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/nn.h>
@@ -23,6 +24,7 @@
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
+#include "tessera/styles/clone.h"
 #include "tessera/styles/distribute_module.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/deferred/peak_memory.h"
@@ -295,6 +297,45 @@ void check_has(const std::string& message, const std::string& part) {
 }
 
 }  // namespace
+
+TEST_CASE("a module that holds the model of its layers beside its children is cloned after the guard and under it") {
+  namespace nn = torch::nn;
+  const auto make = [] {
+    const nn::TransformerEncoderLayerOptions layer = nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(8);
+    return nn::TransformerEncoder(nn::TransformerEncoderOptions(layer, 2));
+  };
+  const DeviceMesh mesh = fake_mesh(0, {2});
+  std::optional<ShardedInit> init(std::in_place, mesh);
+  nn::TransformerEncoder module = make();
+  parallelize_module(module, mesh, {});
+  const auto under_it = std::dynamic_pointer_cast<nn::TransformerEncoderImpl>(clone_module(*module));
+  init.reset();
+  const auto after_it = std::dynamic_pointer_cast<nn::TransformerEncoderImpl>(module->clone());
+  const at::Tensor x = from_local(at::ones({3, 2, 8}), mesh, {Replicate()});
+  module->eval();
+  const at::Tensor want = to_local(module->forward(x));
+  for (const auto& copy : {under_it, after_it}) {
+    copy->eval();
+    CHECK(same(to_local(copy->forward(x)), want));
+    const char* const name = "layers.1.linear1.weight";
+    const at::Tensor own = to_local(copy->named_parameters()[name]);
+    CHECK_FALSE(own.is_alias_of(to_local(module->named_parameters()[name])));
+  }
+  // The model itself never gets values.
+  const auto layer = after_it->options.encoder_layer().ptr();
+  check_has(refusal([&] { layer->parameters()[0].sum(); }), "has no values yet");
+}
+
+TEST_CASE("an operator that is run for its sizes draws nothing from LibTorch's generator") {
+  torch::manual_seed(3);
+  const at::Tensor want = torch::rand({4});
+  torch::manual_seed(3);
+  {
+    const ShardedInit init(fake_mesh(0, {2}));
+    torch::randperm(100);
+  }
+  CHECK(torch::rand({4}).equal(want));
+}
 
 TEST_CASE("refused: reading values, operators outside the guard, a whole temporary, communication") {
   const DeviceMesh mesh = fake_mesh(0, {2});
