@@ -176,7 +176,18 @@ void check_norm(const at::Tensor& x, const at::Scalar& p, const std::vector<int6
   at::linalg_vector_norm(at::empty(x.sizes(), at::TensorOptions(type).device(at::kMeta)), p, dims, false, dtype);
 }
 
-// Handles norm.* and linalg_vector_norm.
+// Says whether ranks would have to join their pieces of `x` for a reduction over `dims`, or all if empty.
+bool joins_pieces(const at::Tensor& x, const std::vector<int64_t>& dims) {
+  const auto is_reduced = [&](int64_t cut) {
+    return dims.empty() ||
+           std::ranges::any_of(dims, [&](int64_t dim) { return (dim < 0 ? dim + x.dim() : dim) == cut; });
+  };
+  return std::ranges::any_of(placements_of(x), [&](const Placement& p) {
+    return p.is_partial() || (p.is_shard() && is_reduced(p.tensor_dim()));
+  });
+}
+
+// Handles norm.* and linalg_vector_norm where pieces give terms of the result.
 bool norm(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   if (!spread(args[0]) || writes(op)) return false;
@@ -194,6 +205,7 @@ bool norm(const c10::OperatorHandle& op, Stack& stack) {
   const auto dtype =
       dtype_at >= 0 ? args[static_cast<std::size_t>(dtype_at)].toOptional<at::ScalarType>() : std::nullopt;
   check_norm(x, p, dims, dtype);
+  if (!joins_pieces(x, dims)) return false;
   if (dtype) x = x.to(*dtype);
   const bool keepdim = keep_at >= 0 && args[static_cast<std::size_t>(keep_at)].toBool();
   // Squares and sums of half types overflow where their norms do not.

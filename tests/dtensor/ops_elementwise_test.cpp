@@ -2,7 +2,9 @@
 // are reduced.
 
 #include <array>
+#include <functional>
 #include <limits>
+#include <string>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
@@ -192,6 +194,29 @@ TESSERA_RANKS_TEST_CASE("terms are reduced before a zero or non-finite number wo
   CHECK(placements_of(at::addcdiv(terms, terms, one))[0].is_partial() == is_read);
   const at::Tensor inside = at::tensor({0.25, 1.0, 0.5, 0.0}, on(at::kDouble));
   CHECK(close(full_tensor(at::logit_backward(terms, spread(inside, mesh, {R}))), at::logit_backward(x, inside)));
+}
+
+TESSERA_RANKS_TEST_CASE("a norm over dimensions that are not cut is LibTorch's own of the pieces, also in half types",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kComplexDouble}) {
+    CAPTURE(std::string(toString(dtype)));
+    const at::Tensor whole = sample({7, 5, 9}).to(dtype);
+    const auto check = [&](const std::function<at::Tensor(const at::Tensor&)>& norm, int64_t cut) {
+      const at::Tensor x = spread(whole, mesh, {Shard(cut)});
+      const CommCounter counter(mesh);
+      const at::Tensor got = norm(x);
+      CHECK(counter.total() == 0);
+      CHECK(same(to_local(got), norm(to_local(x))));
+      CHECK((full_tensor(got) - norm(whole)).abs().max().item<double>() <= (whole.itemsize() == 2 ? 0.1 : 1e-5));
+    };
+    for (const double order : {0.0, 1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+      CAPTURE(order);
+      check([&](const at::Tensor& x) { return at::linalg_vector_norm(x, order, at::IntArrayRef{-1}); }, 0);
+      check([&](const at::Tensor& x) { return at::linalg_vector_norm(x, order, at::IntArrayRef{0, 2}, true); }, 1);
+      check([&](const at::Tensor& x) { return x.norm(order, at::IntArrayRef{1}, true); }, 2);
+    }
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("a plain number that differs from rank to rank does not decide what is communicated", {2, 3}) {
