@@ -45,11 +45,15 @@ void check_current(const at::Tensor& t, const char* who) {
 void check_writable(const at::Tensor& t, const char* who) {
   const Meta& m = meta(t);
   if (!m.is_copied_view()) return;
+  // A view without dimensions, of one element, has no layout in which one rank alone holds it.
   throw std::invalid_argument(fmt::format(
       "{}: would write {}, a copy that {} made because the viewed tensor had to be moved: the viewed tensor would not "
-      "change. Clone the view to write the copy alone; or redistribute the viewed tensor first, so that the view needs "
+      "change. {}Clone the view to write the copy alone; or redistribute the viewed tensor first, so that the view "
+      "needs "
       "no move",
-      who, to_string(*m.spec), *m.copy.made_by));
+      who, to_string(*m.spec), *m.copy.made_by,
+      m.spec->ndim() == 0 ? "To write one element of a cut tensor, write t.narrow(dim, index, 1), which needs no move. "
+                          : ""));
 }
 
 void check_local(const at::Tensor& local, const Spec& spec, const char* who) {

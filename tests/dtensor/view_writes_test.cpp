@@ -2,6 +2,7 @@
 // needed communication is a copy, and reading it throws where its values would be old, on every rank alike, in every
 // mode, whoever writes.
 
+#include <stdexcept>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -389,6 +390,19 @@ TESSERA_RANKS_TEST_CASE("a write to the piece of data() is seen by copies of vie
   CHECK(same(full_tensor(of_new), sample({4, 6}, 1).view({3, 8})));
   x.add_(1);
   CHECK_THROWS_WITH(full_tensor(of_new), doctest::Contains("has been written since"));
+}
+
+TESSERA_RANKS_TEST_CASE("one element of a cut tensor is written by narrow, as the error of other ways says",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = spread(sample({5}), mesh, {S0}), want = sample({5});
+  if (mesh.size() > 1) {
+    CHECK_THROWS_WITH_AS(x[3].fill_(1), doctest::Contains("write t.narrow(dim, index, 1), which needs no move"),
+                         std::invalid_argument);
+  }
+  x.narrow(0, 3, 1).fill_(1);
+  want[3].fill_(1);
+  CHECK(same(full_tensor(x), want));
 }
 
 TESSERA_RANKS_TEST_CASE("a copy stays one when it changes its shape in place", {2}) {
