@@ -183,18 +183,26 @@ struct ReachGraphs {
 };
 template struct ReachGraphs<&torch::jit::GraphFunction::optimized_graphs_>;
 
-// Gives each loop that has one result a second one, which nobody uses. LibTorch's interpreter would compute the only
-// result of a loop, used once, in the middle of the operator that uses it: in `x + result` after x. If the loop uses x
-// too, it gives x away in its first round (LibTorch 2.11; LibTorch's optimizer, which is off, would change such loops).
+bool has_loop(const torch::jit::Node& node) {
+  if (node.kind() == c10::prim::Loop) return true;
+  return std::ranges::any_of(node.blocks(), [](const torch::jit::Block* block) {
+    return std::ranges::any_of(block->nodes(), [](const torch::jit::Node* inner) { return has_loop(*inner); });
+  });
+}
+
+// Makes the only result of a loop, or of an `if` with a loop in it, one that is used twice, in a tuple that is unpacked
+// at once. LibTorch's interpreter computes a result that is used once in the middle of the operator that uses it: in
+// `x + result` after x. If the loop uses x too, that is the last use which it sees, and it gives x away in the first
+// round (LibTorch 2.11; LibTorch's optimizer, which is off, would change such loops).
 void keep_loops_apart(torch::jit::Block& block) {
   for (torch::jit::Node* const node : block.nodes()) {
     for (torch::jit::Block* const inner : node->blocks()) keep_loops_apart(*inner);
-    if (node->kind() != c10::prim::Loop || node->outputs().size() != 1) continue;
-    const torch::jit::WithInsertPoint before(node);
-    node->addInput(node->owningGraph()->insertConstant(0));
-    torch::jit::Block& body = *node->blocks().at(0);
-    body.registerOutput(body.addInput()->setType(c10::IntType::get()));
-    node->addOutput()->setType(c10::IntType::get());
+    if (node->outputs().size() != 1 || !has_loop(*node)) continue;
+    torch::jit::Graph& graph = *node->owningGraph();
+    torch::jit::Value* const result = node->output();
+    torch::jit::Node* const twice = graph.createTuple({result, result})->insertAfter(node);
+    torch::jit::Node* const unpacked = graph.createTupleUnpack(twice->output())->insertAfter(twice);
+    result->replaceAllUsesAfterNodeWith(unpacked, unpacked->output(0));
   }
 }
 

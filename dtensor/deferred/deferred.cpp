@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include <ATen/ops/_has_compatible_shallow_copy_type.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
@@ -358,9 +359,12 @@ void defer(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* s
   record(op, deferred.defined() ? shared_tape(deferred) : recording, *stack);
 }
 
-// LibTorch asks this before self.set_data(from), as a module's clone() does.
+// LibTorch asks this before self.set_data(from), as a module's clone() and to() do.
 bool may_take_over(const at::Tensor& self, const at::Tensor& from) {
-  return is_deferred(from) ? !is_dtensor(self) : is_dtensor(from);
+  if (is_deferred(from)) return !is_dtensor(self);
+  if (is_deferred(self)) return is_dtensor(from);
+  const NotDeferred below;
+  return at::_has_compatible_shallow_copy_type(self, from);
 }
 
 TORCH_LIBRARY_IMPL(aten, DeferredInit, m) { m.impl("_has_compatible_shallow_copy_type", may_take_over); }

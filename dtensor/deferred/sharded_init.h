@@ -30,11 +30,12 @@ namespace tessera {
 // flip or roll, is run on zeros, or ones, once, for the sizes of its result: then a whole input and result exist for a
 // moment. Where these sizes depend on values, as in nonzero, it throws std::invalid_argument.
 //
-// Under the guard no value can be read: item() and data pointers throw. After it, every operator throws on a tensor
-// that parallelize_module has not converted. A plain tensor among the recorded arguments (made before the guard) counts
-// as replicated, and must not change before parallelize_module. Autocast does not act on what is recorded. `to(device)`
-// gives the tensor itself, also where a module is cloned: give clone() no device, or the copy shares its parameters
-// with the module. Every rank must build the same modules with the same sizes and draws in the same order.
+// Under the guard no value can be read: item() and data pointers throw. After it, every operator but clone(), which
+// gives another tensor without values, throws on a tensor that parallelize_module has not converted. A plain tensor
+// among the recorded arguments (made before the guard) counts as replicated, and must not change before
+// parallelize_module. Autocast does not act on what is recorded. `to(device)` gives the tensor itself, also where a
+// module is cloned: give clone() no device, or the copy shares its parameters with the module. Every rank must build
+// the same modules with the same sizes and draws in the same order.
 class ShardedInit {
  public:
   explicit ShardedInit(const DeviceMesh& mesh) : recording_(mesh.world_ptr()) {}

@@ -94,8 +94,9 @@ at::Tensor GatherSchedule::use(std::size_t index) {
   Slot& slot = slots_[index];
   const bool captured = is_captured(slot.seen.piece.device());
   if (captured) unseen_writes_ = true;
-  // Writes to the piece of an inference tensor are not counted, unless operators on DTensors do them.
-  if (unseen_writes_ || slot.seen.piece.is_inference()) return use_alone(slot, captured);
+  if (unseen_writes_) return use_alone(slot, captured);
+  // Writes to a piece that is an inference tensor are not counted, unless operators on DTensors do them.
+  if (slot.seen.piece.is_inference()) return redistribute_local(slot.seen.piece, *slot.seen.spec, slot.whole);
   learn(index);
   const auto held = [&] { return slot.piece.defined() && slot.values == slot.seen.values(); };
   // A parameter that is neither held nor on its way was not expected: what is on its way may not be needed either.

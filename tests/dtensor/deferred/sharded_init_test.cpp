@@ -326,6 +326,22 @@ TEST_CASE("a module that holds the model of its layers beside its children is cl
   check_has(refusal([&] { layer->parameters()[0].sum(); }), "has no values yet");
 }
 
+TEST_CASE("under the guard, modules and DTensors with values take others as they do without it") {
+  const DeviceMesh mesh = fake_mesh(0, {2});
+  torch::nn::Linear plain(4, 4), styled(4, 4);
+  parallelize_module(styled, mesh, {{"", ColwiseParallel()}});
+  const at::Tensor& weight = styled->weight;
+  const at::Tensor other = from_local(at::ones({2, 4}), mesh, {Shard(0)}),
+                   fits_not = from_local(at::ones({4, 2}), mesh, {Shard(1)});
+  const ShardedInit init(mesh);
+  plain->to(torch::kDouble);
+  CHECK(plain->weight.dtype() == torch::kDouble);
+  check_has(refusal([&] { weight.set_data(fits_not); }), "redistribute them to the parameter's layout");
+  weight.set_data(other);
+  CHECK(to_local(weight).data_ptr() == to_local(other).data_ptr());
+  check_has(refusal([&] { weight.set_data(fits_not); }), "redistribute them to the parameter's layout");  // as before
+}
+
 TEST_CASE("an operator that is run for its sizes draws nothing from LibTorch's generator") {
   torch::manual_seed(3);
   const at::Tensor want = torch::rand({4});
