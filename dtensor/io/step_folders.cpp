@@ -76,13 +76,16 @@ FileDescriptor open_lock(const std::string& path, int flags) {
   return FileDescriptor(::open(name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | flags, 0666));
 }
 
-// Removes the folder whose lock is `lock`, and releases that. On NFS a file that is open gets another name when it is
-// removed, and keeps its folder until it is closed.
+// Removes the folder whose lock is `lock`, and releases that. It gets another temporary name first: a rank that cannot
+// write into it then sees that it is gone, and not its files alone. On NFS a file that is open gets another name when it
+// is removed, and keeps its folder until it is closed.
 void remove_locked(const std::string& path, FileDescriptor& lock) {
   std::error_code ignored;
-  fs::remove_all(path, ignored);
+  const std::string removed = path + ".removed";
+  const std::string& there = std::rename(path.c_str(), removed.c_str()) == 0 ? removed : path;
+  fs::remove_all(there, ignored);
   lock = FileDescriptor();
-  fs::remove_all(path, ignored);
+  fs::remove_all(there, ignored);
 }
 
 // Removes temporary folders that nobody has locked: their processes ended before they could. One without the file that

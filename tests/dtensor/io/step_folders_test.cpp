@@ -1,6 +1,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "tessera/dtensor/io/block_checksums.h"
 #include "tessera/dtensor/io/block_reader.h"
@@ -325,6 +327,29 @@ TEST_CASE("step folders: one appears whole under its name, replaces an older one
   CHECK(entries_in(root) == 1);
   CHECK_THROWS_WITH_AS(NewStepFolder("/proc/none", 1), doctest::Contains("cannot make the folder '/proc/none'"),
                        std::runtime_error);
+}
+
+TEST_CASE("step folders: one that is given up is gone from its path before its files are") {
+  const TempFolder folder;
+  auto step = std::make_unique<NewStepFolder>(folder.path(), 3);
+  const std::string path = step->path();
+  constexpr int kFiles = 2000;
+  for (int i = 0; i < kFiles; ++i) write_text(fmt::format("{}/{}", path, i), "");
+  std::atomic<bool> ends{false};
+  bool lacks_files = false;
+  std::thread rank([&] {  // writes into the folder while the first rank removes it
+    while (!ends) {
+      for (int i = 0; i < kFiles && !ends; ++i) {
+        if (std::filesystem::exists(fmt::format("{}/{}", path, i))) continue;
+        lacks_files = lacks_files || std::filesystem::exists(path);
+      }
+    }
+  });
+  step.reset();
+  ends = true;
+  rank.join();
+  CHECK_FALSE(lacks_files);
+  CHECK(entries_in(folder.path()) == 0);
 }
 
 TEST_CASE("step folders: where names cannot be exchanged, two renames replace an older one, with a warning") {
