@@ -95,12 +95,12 @@ at::Tensor GatherSchedule::use(std::size_t index) {
   const bool captured = is_captured(slot.seen.piece.device());
   if (captured) unseen_writes_ = true;
   if (unseen_writes_) return use_alone(slot, captured);
-  // Writes to a piece that is an inference tensor are not counted, unless operators on DTensors do them.
-  if (slot.seen.piece.is_inference()) return redistribute_local(slot.seen.piece, *slot.seen.spec, slot.whole);
   learn(index);
-  const auto held = [&] { return slot.piece.defined() && slot.values == slot.seen.values(); };
-  // A parameter that is neither held nor on its way was not expected: what is on its way may not be needed either.
-  if (ahead_ && (!held() || std::ranges::count(ahead_->slots, index) > 0)) wait_for_ahead();
+  const bool may_hold = slot.seen.counts_writes();
+  const auto held = [&] { return may_hold && slot.piece.defined() && slot.values == slot.seen.values(); };
+  // A parameter that may be held, is not, and is not on its way was not expected: what is on its way may not be needed
+  // either.
+  if (ahead_ && ((may_hold && !held()) || std::ranges::count(ahead_->slots, index) > 0)) wait_for_ahead();
   at::Tensor piece = held() ? slot.piece : at::Tensor();
   // Another stream may have made it, such as that of another micro-batch.
   if (piece.defined()) {
@@ -109,11 +109,11 @@ at::Tensor GatherSchedule::use(std::size_t index) {
   }
   if (!options_.keeps || !piece.defined()) slot.piece = at::Tensor();
   if (!piece.defined()) {
-    all_held_ = false;
+    all_held_ = all_held_ && !may_hold;
     piece = redistribute_local(slot.seen.piece, *slot.seen.spec, slot.whole);
     slot.mark(piece);
   }
-  if (options_.keeps) {
+  if (options_.keeps && may_hold) {
     slot.piece = piece;
     slot.values = slot.seen.values();
   }
@@ -206,6 +206,7 @@ std::vector<std::size_t> GatherSchedule::expected_next() const {
     at = {at[1], at[2], at[3], found->second};
     const Slot& slot = slots_[found->second];
     if (std::ranges::count(expected, found->second) > 0) break;
+    if (!slot.seen.counts_writes()) continue;  // it is gathered where it is used
     if (slot.piece.defined() && slot.values == slot.seen.values()) {
       if (options_.keeps) continue;
       break;  // before it, nothing is missing; behind it, nothing is started before it is used

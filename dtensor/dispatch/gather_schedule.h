@@ -83,6 +83,9 @@ class GatherSchedule {
     detail::WriteCounters counters;
     int64_t replacements = 0;  // how often follow() has replaced the values
     Values values() const;
+    // Says whether every write to the piece is counted. Those to an inference tensor are, where operators on DTensors
+    // do them, and not otherwise; so it is gathered for each use.
+    bool counts_writes() const { return !piece.is_inference(); }
   };
 
   struct Slot {

@@ -34,6 +34,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step_";
 constexpr std::string_view kTemporary = ".tmp-";
+constexpr const char* kRemoved = ".removed";
 constexpr const char* kSavedByName = ".saved_by";
 constexpr int64_t kMaxSavedByBytes = int64_t{1} << 24;
 
@@ -77,11 +78,11 @@ FileDescriptor open_lock(const std::string& path, int flags) {
 }
 
 // Removes the folder whose lock is `lock`, and releases that. It gets another temporary name first: a rank that cannot
-// write into it then sees that it is gone, and not its files alone. On NFS a file that is open gets another name when it
-// is removed, and keeps its folder until it is closed.
+// write into it then sees that it is gone, and not its files alone. On NFS a file that is open gets another name when
+// it is removed, and keeps its folder until it is closed.
 void remove_locked(const std::string& path, FileDescriptor& lock) {
   std::error_code ignored;
-  const std::string removed = path + ".removed";
+  const std::string removed = path + (path.ends_with(kRemoved) ? "" : kRemoved);  // it may have been begun before
   const std::string& there = std::rename(path.c_str(), removed.c_str()) == 0 ? removed : path;
   fs::remove_all(there, ignored);
   lock = FileDescriptor();

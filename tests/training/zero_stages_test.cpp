@@ -364,6 +364,34 @@ TEST_CASE("parameters that were made under InferenceMode are gathered at each us
   });
 }
 
+TEST_CASE("where one parameter becomes an inference tensor, it alone is gathered at each use") {
+  run_in_process(2, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
+    const at::Tensor x = from_local(at::ones({1, 8}, on(at::kDouble)), mesh, {Shard(0), Replicate()});
+    for (const int64_t number : {2, 3}) {
+      CAPTURE(number);
+      torch::nn::Sequential layers;
+      for (int i = 0; i < 4; ++i) layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(8, 8).bias(false)));
+      layers->to(device(), at::kDouble);
+      auto parallel = parallelize_module(layers, mesh, {}, stage(number));
+      const c10::InferenceMode mode;
+      for (const at::Tensor& each : layers->parameters()) each.fill_(0.125);
+      for (int time = 0; time < 3; ++time) CHECK(to_local(parallel(x)).equal(at::ones({1, 8}, on(at::kDouble))));
+      const at::Tensor changed = layers->parameters()[1];
+      changed.set_data(changed + 0.125);
+      CHECK(to_local(changed).is_inference());
+      for (const double factor : {2.0, 4.0, 8.0}) {
+        for (int time = 0; time < 2; ++time) {
+          const CommCounter counter(mesh);
+          CHECK(to_local(parallel(x)).equal(at::full({1, 8}, factor, on(at::kDouble))));
+          if (number == 2) CHECK(counter.count("all_gather") == 1);
+        }
+        to_local(changed).mul_(2);
+      }
+    }
+  });
+}
+
 TEST_CASE("conjugate views, and values taken over from a tensor that was written as often") {
   torch::nn::Linear original(6, 6);
   original->to(device(), at::kComplexDouble);
