@@ -150,38 +150,33 @@ bool is_packed(const at::IValue& value) {
   });
 }
 
-// Returns the compiled code of a function, one entry per setting of autocast, empty where nothing is compiled. LibTorch
-// has no way to ask for it: get_executor would compile what is missing, and LibTorch's pass for autocast crashes on
-// some functions, such as a MultiheadAttention's.
-using Executors = std::array<std::optional<torch::jit::GraphExecutor>, 4>;
-using Mode = std::optional<torch::jit::ExecutorExecutionMode>;
-Executors& executors_of(torch::jit::GraphFunction& function);
-template <Executors torch::jit::GraphFunction::*Member>
+// Reaches private members of a function, for which LibTorch has no way to ask.
+template <class Member>
+struct Of {};
+template <class T, T torch::jit::GraphFunction::*Member>
 struct Reach {
-  friend Executors& executors_of(torch::jit::GraphFunction& function) { return function.*Member; }
+  friend T& reach(torch::jit::GraphFunction& function, Of<T> /*chooses the member*/) { return function.*Member; }
 };
-template struct Reach<&torch::jit::GraphFunction::executors_>;
-// Likewise the mode in which a function is compiled, and the mutex that guards both.
-Mode& mode_of(torch::jit::GraphFunction& function);
-template <Mode torch::jit::GraphFunction::*Member>
-struct ReachMode {
-  friend Mode& mode_of(torch::jit::GraphFunction& function) { return function.*Member; }
-};
-template struct ReachMode<&torch::jit::GraphFunction::executor_execution_mode_>;
-std::recursive_mutex& mutex_of(torch::jit::GraphFunction& function);
-template <std::recursive_mutex torch::jit::GraphFunction::*Member>
-struct ReachMutex {
-  friend std::recursive_mutex& mutex_of(torch::jit::GraphFunction& function) { return function.*Member; }
-};
-template struct ReachMutex<&torch::jit::GraphFunction::compile_mutex>;
-// And the graphs that are compiled, made of graph() where there is none yet. The first is for autocast that is off.
+
+// Is the compiled code, one entry per setting of autocast, empty where nothing is compiled. get_executor would compile
+// what is missing, and LibTorch's pass for autocast crashes on some functions, such as a MultiheadAttention's.
+using Executors = std::array<std::optional<torch::jit::GraphExecutor>, 4>;
+Executors& reach(torch::jit::GraphFunction& function, Of<Executors> member);
+template struct Reach<Executors, &torch::jit::GraphFunction::executors_>;
+
+// Is the graphs that are compiled, made of graph() where there is none yet. The first is for autocast that is off.
 using Graphs = std::array<std::shared_ptr<torch::jit::Graph>, 4>;
-Graphs& graphs_of(torch::jit::GraphFunction& function);
-template <Graphs torch::jit::GraphFunction::*Member>
-struct ReachGraphs {
-  friend Graphs& graphs_of(torch::jit::GraphFunction& function) { return function.*Member; }
-};
-template struct ReachGraphs<&torch::jit::GraphFunction::optimized_graphs_>;
+Graphs& reach(torch::jit::GraphFunction& function, Of<Graphs> member);
+template struct Reach<Graphs, &torch::jit::GraphFunction::optimized_graphs_>;
+
+// Is the mode in which a function is compiled.
+using Mode = std::optional<torch::jit::ExecutorExecutionMode>;
+Mode& reach(torch::jit::GraphFunction& function, Of<Mode> member);
+template struct Reach<Mode, &torch::jit::GraphFunction::executor_execution_mode_>;
+
+// Guards them all.
+std::recursive_mutex& reach(torch::jit::GraphFunction& function, Of<std::recursive_mutex> member);
+template struct Reach<std::recursive_mutex, &torch::jit::GraphFunction::compile_mutex>;
 
 bool has_loop(const torch::jit::Node& node) {
   if (node.kind() == c10::prim::Loop) return true;
@@ -206,22 +201,25 @@ void keep_loops_apart(torch::jit::Block& block) {
   }
 }
 
-// Drops the compiled code of a function; without `again`, unless this was done before. A thread may be inside of it, so
-// it stays alive.
-void forget_compiled(torch::jit::GraphFunction& function, bool again) {
+// Drops the compiled code of a function, unless this was done before, and gives it graphs that run as they are written.
+// A thread may be inside of the code, so it stays alive. With `has_autocast` it is done each time, and the graph for
+// autocast that is off is left to LibTorch's passes.
+void forget_compiled(torch::jit::GraphFunction& function, bool has_autocast) {
   static auto* const dropped = new std::vector<torch::jit::GraphExecutor>();
   static std::mutex of_dropped;
-  const std::lock_guard compiling(mutex_of(function));
-  if (mode_of(function) == torch::jit::SIMPLE && !again) return;
-  for (auto& executor : executors_of(function)) {
+  const std::lock_guard compiling(reach(function, Of<std::recursive_mutex>()));
+  if (reach(function, Of<Mode>()) == torch::jit::SIMPLE && !has_autocast) return;
+  for (auto& executor : reach(function, Of<Executors>())) {
     if (!executor) continue;
     const std::lock_guard lock(of_dropped);
     dropped->push_back(*executor);
     executor.reset();
   }
-  for (std::shared_ptr<torch::jit::Graph>& graph : graphs_of(function)) {
-    graph = function.graph()->copy();
-    keep_loops_apart(*graph->block());
+  Graphs& graphs = reach(function, Of<Graphs>());
+  graphs.front() = nullptr;
+  for (std::size_t i = has_autocast ? 1 : 0; i < graphs.size(); ++i) {
+    graphs[i] = function.graph()->copy();
+    keep_loops_apart(*graphs[i]->block());
   }
   function._set_initial_executor_execution_mode(torch::jit::SIMPLE);
 }
@@ -247,18 +245,14 @@ ScriptCode read_code(const Module& root) {
 }
 
 void run_as_written(const ScriptCode& code) {
-  for (torch::jit::GraphFunction* const each : code.functions) forget_compiled(*each, /*again=*/code.has_autocast);
+  for (torch::jit::GraphFunction* const each : code.functions) forget_compiled(*each, code.has_autocast);
   if (!code.has_autocast) return;
   detail::AutocastSettings off = detail::autocast_settings();
   off.cpu.is_on = off.cuda.is_on = false;
   const detail::WithAutocast without(off);
   const torch::jit::GraphOptimizerEnabledGuard optimized(true);
   for (torch::jit::GraphFunction* const each : code.functions) {
-    const std::lock_guard compiling(mutex_of(*each));
-    graphs_of(*each).front() = nullptr;
-  }
-  for (torch::jit::GraphFunction* const each : code.functions) {
-    const std::lock_guard compiling(mutex_of(*each));
+    const std::lock_guard compiling(reach(*each, Of<std::recursive_mutex>()));
     try {
       keep_loops_apart(*each->optimized_graph()->block());
     } catch (const std::exception& error) {
@@ -266,8 +260,7 @@ void run_as_written(const ScriptCode& code) {
       throw std::invalid_argument(fmt::format(
           "parallelize_module: LibTorch cannot compile the blocks of autocast in {}, so that they would have no "
           "effect: {}. Give torch.autocast constants, such as attributes that are Final, or script the module without "
-          "the "
-          "function",
+          "the function",
           each->qualname().qualifiedName(), first_line(error.what())));
     }
   }

@@ -49,8 +49,7 @@ void check_writable(const at::Tensor& t, const char* who) {
   throw std::invalid_argument(fmt::format(
       "{}: would write {}, a copy that {} made because the viewed tensor had to be moved: the viewed tensor would not "
       "change. {}Clone the view to write the copy alone; or redistribute the viewed tensor first, so that the view "
-      "needs "
-      "no move",
+      "needs no move",
       who, to_string(*m.spec), *m.copy.made_by,
       m.spec->ndim() == 0 ? "To write one element of a cut tensor, write t.narrow(dim, index, 1), which needs no move. "
                           : ""));

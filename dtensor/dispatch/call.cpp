@@ -297,6 +297,11 @@ bool is_zero_or_nonfinite(const TensorArg& entry, bool divides) {
 
 }  // namespace
 
+int OpTraits::written_result(std::size_t arg) const {
+  const auto at = std::ranges::find(written_args, arg);
+  return written_results.at(static_cast<std::size_t>(at - written_args.begin()));
+}
+
 bool draws(const Call& call) {
   const int dropout = call.traits.dropout_arg;
   return call.traits.random && (dropout < 0 || call.arg(static_cast<std::size_t>(dropout)).toDouble() != 0);
@@ -320,9 +325,7 @@ void return_plain(const Call& call) {
     const detail::Meta& meta = detail::meta(each.over);
     const bool stays = each.tensor.dim() == 0 && has_memory(each.tensor);
     if (!stays) detail::convert_in_place(each.tensor, meta.local(), meta.spec);
-    const auto& args = call.traits.written_args;
-    const auto at = static_cast<std::size_t>(std::find(args.begin(), args.end(), each.arg) - args.begin());
-    const int result = call.traits.written_results.at(at);
+    const int result = call.traits.written_result(each.arg);
     if (result >= 0) call.stack[call.base + static_cast<std::size_t>(result)] = each.tensor;
   }
 }

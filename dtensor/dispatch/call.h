@@ -49,6 +49,8 @@ struct OpTraits {
   explicit OpTraits(const c10::OperatorHandle& op);
 
   bool is_of_libtorch() const { return name.starts_with("aten::"); }
+  // Returns the index of the result that a written argument is, or -1.
+  int written_result(std::size_t arg) const;
 
   // Says whether a decision holds for one value of each Scalar alone. A user's rule may be registered at any time.
   bool decides_by_numbers() const {

@@ -143,9 +143,7 @@ class Decider {
 
   // Returns the index of the result that a written tensor is.
   std::size_t result_of(const TensorArg& entry) const {
-    const auto& args = call_.traits.written_args;
-    const auto at = static_cast<std::size_t>(std::find(args.begin(), args.end(), entry.arg) - args.begin());
-    const int result = call_.traits.written_results.at(at);
+    const int result = call_.traits.written_result(entry.arg);
     return result < 0 ? rules::kNoOutput : static_cast<std::size_t>(result);
   }
 

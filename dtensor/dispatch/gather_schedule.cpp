@@ -109,7 +109,7 @@ at::Tensor GatherSchedule::use(std::size_t index) {
   }
   if (!options_.keeps || !piece.defined()) slot.piece = at::Tensor();
   if (!piece.defined()) {
-    all_held_ = all_held_ && !may_hold;
+    if (may_hold) all_held_ = false;
     piece = redistribute_local(slot.seen.piece, *slot.seen.spec, slot.whole);
     slot.mark(piece);
   }

@@ -89,11 +89,8 @@ void WrittenArguments::copy_back(const Pieces& pieces) const {
 }
 
 const at::Tensor* WrittenArguments::find(std::size_t i) const {
-  const OpTraits& traits = call_.traits;
   for (const Argument& each : arguments_) {
-    const auto at = std::ranges::find(traits.written_args, call_.tensors[each.index].arg);
-    const int result = traits.written_results.at(static_cast<std::size_t>(at - traits.written_args.begin()));
-    if (result == static_cast<int>(i)) return &each.wrapper;
+    if (call_.traits.written_result(call_.tensors[each.index].arg) == static_cast<int>(i)) return &each.wrapper;
   }
   return nullptr;
 }

@@ -418,7 +418,8 @@ TEST_CASE("a loop's result is the operand of an operator whose other operand the
       return module;
     };
     {
-      // If this passes, LibTorch's interpreter is mended, and keep_loops_apart in styles/script_code.cpp may go.
+      // Where this no longer throws, LibTorch's interpreter is mended, and keep_loops_apart in styles/script_code.cpp
+      // may go.
       const torch::jit::GraphOptimizerEnabledGuard off(false);
       torch::jit::Module plain = make();
       torch::jit::toGraphFunction(plain.get_method("forward").function())
