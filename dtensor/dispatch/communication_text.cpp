@@ -6,6 +6,12 @@
 
 namespace tessera::dispatch {
 
+std::string join_text(const Decision& decision) {
+  const auto cut = std::ranges::find_if(decision.inputs, [](const SpecPtr& spec) { return spec && spec->sharded; });
+  return fmt::format("the ranks join what each of them finds in its piece of {}",
+                     to_string(cut == decision.inputs.end() ? *decision.first_spec : **cut));
+}
+
 std::string communication_text(const Call& call, const Decision& decision) {
   std::string out;
   for (const Decision::Move& move : decision.moves) {
@@ -24,11 +30,10 @@ std::string communication_text(const Call& call, const Decision& decision) {
     out += fmt::format("; what is written into {} is computed as {}, and goes back by {}", to_string(*to),
                        to_string(from->placements), route->plan().to_string());
   }
-  if (out.empty() && decision.first_spec != nullptr) {
-    out = fmt::format(
-        "; the ranks add up what they computed of {} by all_reduce: use reduction sum and divide, or end Strict before "
-        "it",
-        to_string(*decision.first_spec));
+  if (decision.joins) {
+    const bool has_sum = call.op.schema().name().find("nll_loss") != std::string::npos;
+    out += fmt::format("; {}: {}, or end Strict before the call", join_text(decision),
+                       has_sum ? "use reduction sum and divide" : "redistribute it first");
   }
   const auto is_plain_number = [](const TensorArg& entry) {
     const at::Tensor& t = *entry.tensor;

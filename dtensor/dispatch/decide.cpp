@@ -216,7 +216,8 @@ class Decider {
       const LocalKernelEntry entry = find_local_kernel(choice.kernel);
       decision_.kernel = entry.kernel;
       kernel_communicates_ = entry.traits.communicates;
-      decision_.communicates |= kernel_communicates_;
+      decision_.joins = kernel_communicates_ && choice.joins;
+      decision_.communicates |= decision_.joins;
       decision_.make_dense |= entry.traits.rearranges;
       kernel_is_operator_ = entry.traits.makes_contiguous;
     }

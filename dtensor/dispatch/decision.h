@@ -47,6 +47,7 @@ struct Decision {
   bool by_rule = false;       // false: no rule fits, and every input is redistributed to Replicate
   bool moved = false;         // some input is another tensor than the caller's piece
   bool communicates = false;  // moves, halos or the kernel communicate
+  bool joins = false;         // the kernel communicates
   bool ranks_differ = false;  // some tensor is not replicated: an error may occur on this rank alone
   bool write_back = false;    // written arguments are computed in copies laid out as `inputs`, and copied back
   bool nothing_here = false;  // every result's piece is empty on this rank, and no kernel communicates: nothing runs

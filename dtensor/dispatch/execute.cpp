@@ -42,7 +42,15 @@ class Execution {
     written_.prepare(locals_);
     if (call_.traits.keeps_contract && detail::is_dtensor(*call_.tensors[0].tensor)) keep_contract();
     if (call_.contract_from_parameters) contract_ = call_.contract_from_parameters;
-    // localize_stack drops the wrappers from the stack; what is needed of them later is in the decision and in members.
+    std::string path;
+    std::optional<World::Scope> scope;
+    if (decision_.joins) {
+      const std::string* const given = contract_path(call_);
+      if (given != nullptr) path = *given;
+      scope.emplace(mesh_.world(), call_.traits.name.c_str(), given == nullptr ? nullptr : &path);
+    }
+    // localize_stack drops the wrappers from the stack; what is needed of them later is in the decision, in members and
+    // above.
     localize_stack();
     if (!mesh_.is_member() || decision_.nothing_here) {
       if (call_.traits.random) next_draw_key();  // so that later draws agree on all ranks

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "tessera/dtensor/dispatch/call.h"
+#include "tessera/dtensor/dispatch/communication_text.h"
 #include "tessera/dtensor/dispatch/decision.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/gather.h"
@@ -111,6 +112,7 @@ OpExplanation explain_op(const std::string& op, std::vector<c10::IValue> args) {
   if (decision->halos) {
     out.steps.push_back("halos: " + decision->halos->exchange.to_string());
   }
+  if (decision->joins) out.steps.push_back(dispatch::join_text(*decision));
   return out;
 }
 

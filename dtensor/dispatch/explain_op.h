@@ -29,7 +29,7 @@ struct OpExplanation {
   std::vector<OpCandidate> candidates;
   std::vector<Placements> inputs;   // what the tensors are redistributed to; empty for plain ones
   std::vector<Placements> outputs;  // empty if only running the operator shows them
-  std::vector<std::string> steps;   // the redistributions, in words
+  std::vector<std::string> steps;   // the redistributions and what a kernel communicates, in words
 
   std::string to_string() const;
 };

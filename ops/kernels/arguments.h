@@ -7,8 +7,11 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-// Helpers for decompositions, which get an operator's call on top of a stack.
+// Helpers for decompositions, which get an operator's call on top of a stack, and for local kernels.
 namespace tessera {
+
+// Says whether numbers of this dtype are added in float32: in their own, sums may overflow where means do not.
+inline bool has_16_bits(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
 // Returns a copy of the call's arguments; they stay on the stack.
 torch::jit::Stack take_args(const c10::OperatorHandle& op, const torch::jit::Stack& stack);

@@ -69,10 +69,7 @@ struct Batch {
   at::Tensor over(const at::Tensor& channels) const { return channels.view(shape); }
 };
 
-at::Tensor as_precise(const at::Tensor& t) {
-  const bool half = t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
-  return half ? t.to(at::kFloat) : t;
-}
+at::Tensor as_precise(const at::Tensor& t) { return has_16_bits(t.scalar_type()) ? t.to(at::kFloat) : t; }
 
 Batch read_batch(const at::Tensor& input) {
   Batch out{.x = as_precise(input),
@@ -121,7 +118,7 @@ void check_channels(const at::Tensor& input, const std::optional<at::Tensor>& we
     throw std::invalid_argument(
         fmt::format("batch_norm: the input is of {}; give a floating dtype", c10::toString(type)));
   }
-  const bool half = type == at::kHalf || type == at::kBFloat16;
+  const bool half = has_16_bits(type);
   for (const auto& [name, t] : given) {
     const bool is_there = t && t->defined();
     if (is_there && t->scalar_type() != type && !(half && t->scalar_type() == at::kFloat)) {

@@ -210,7 +210,7 @@ bool norm(const c10::OperatorHandle& op, Stack& stack) {
   const bool keepdim = keep_at >= 0 && args[static_cast<std::size_t>(keep_at)].toBool();
   // Squares and sums of half types overflow where their norms do not.
   const at::ScalarType type = x.scalar_type();
-  const bool half = type == at::kHalf || type == at::kBFloat16;
+  const bool half = has_16_bits(type);
   const at::Tensor result = norm_of(half ? x.to(at::kFloat) : x, p.toDouble(), dims, keepdim);
   give(op, stack, half ? result.to(type) : result);
   return true;
@@ -298,8 +298,6 @@ std::vector<int64_t> sizes_of_losses(const c10::OperatorHandle& op, at::IntArray
   return (of_items ? self.slice(0, self.size() - 1) : self).vec();
 }
 
-bool is_half(const at::Tensor& t) { return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16; }
-
 // Their backward computes each element's gradient; the incoming gradient is divided by the number of losses for a mean.
 // In 16 bits that quotient could be 0, so float32 computes both.
 bool reduced_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
@@ -308,7 +306,7 @@ bool reduced_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
   if (!kind) return false;
   const at::ScalarType dtype = args[1].toTensor().scalar_type();
   for (at::IValue& arg : args) {
-    if (*kind == 1 && arg.isTensor() && arg.toTensor().defined() && is_half(arg.toTensor())) {
+    if (*kind == 1 && arg.isTensor() && arg.toTensor().defined() && has_16_bits(arg.toTensor().scalar_type())) {
       arg = arg.toTensor().to(at::kFloat);
     }
   }

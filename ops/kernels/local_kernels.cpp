@@ -5,66 +5,16 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ceil_div.h>
-#include <ATen/ops/nll_loss2d_forward.h>
-#include <ATen/ops/nll_loss_forward.h>
-#include <ATen/ops/sum.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include "tessera/dtensor/dispatch/local_kernel.h"
-#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/ops/kernels/masked_rows.h"
 
 namespace tessera {
 namespace {
 
 using torch::jit::Stack;
-
-// Says whether sums in this dtype are added in float32, since they may overflow where means do not.
-bool has_16_bits(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
-
-// For mean(self, *, dtype) and mean.dim(self, dim, keepdim, *, dtype) this divides the local sum by the global count,
-// so that uneven and empty pieces have the right weight.
-void mean(const LocalCall& call, Stack& stack) {
-  const bool by_dim = stack.size() == 4;
-  const at::Tensor self = stack[0].toTensor();
-  const auto dtype = stack.back().toOptional<at::ScalarType>();
-  std::vector<int64_t> dims;
-  if (by_dim && stack[1].isIntList()) dims = stack[1].toIntVector();
-  if (dims.empty()) {
-    for (int64_t d = 0; d < self.dim(); ++d) dims.push_back(d);
-  }
-  int64_t count = 1;
-  for (const int64_t d : dims) count *= call.inputs[0]->sizes.at(static_cast<std::size_t>(d < 0 ? d + self.dim() : d));
-  const bool keepdim = by_dim && stack[2].toBool();
-  const at::ScalarType type = dtype.value_or(self.scalar_type());
-  const at::Tensor sum = at::sum(self, dims, keepdim, has_16_bits(type) ? at::kFloat : type);
-  stack.assign({sum.div_(static_cast<double>(count)).to(type)});
-}
-
-// For amax, amin, max and min an empty piece gives the neutral element of the reduction.
-void extremum(const LocalCall& call, Stack& stack) {
-  const at::Tensor self = stack[0].toTensor();
-  if (self.numel() != 0) {
-    call.op.callBoxed(stack);
-    return;
-  }
-  const std::string& name = call.op.schema().name();
-  const bool largest = name.find("max") != std::string::npos;
-  const Spec& out = *call.outputs[0];
-  at::Tensor result = at::zeros(out.local_sizes, self.options());
-  if (c10::isFloatingType(out.dtype)) {
-    result.fill_(largest ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity());
-  } else if (out.dtype == at::kBool) {
-    result.fill_(!largest);
-  } else {
-    const int bits = static_cast<int>(self.element_size()) * 8;
-    const bool is_unsigned = out.dtype == at::kByte;
-    const int64_t low = is_unsigned ? 0 : std::numeric_limits<int64_t>::min() >> (64 - bits);
-    const int64_t high = is_unsigned ? 255 : std::numeric_limits<int64_t>::max() >> (64 - bits);
-    result.fill_(largest ? low : high);
-  }
-  stack.assign({result});
-}
 
 // Runs embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse) on this rank's rows. Rows of other ranks
 // give zeros, since the results are summed.
@@ -79,39 +29,6 @@ void embedding_dense_backward(const LocalCall& call, Stack& stack) {
   const Spec& weight = *call.outputs[0];
   stack.assign({detail::masked_rows_gradient(stack[0].toTensor(), stack[1].toTensor(),
                                              {weight.tile[0], weight.sizes[0]}, stack[3].toInt(), stack[4].toBool())});
-}
-
-// Returns the sum of the weights of those of `given` that count, in float32.
-at::Tensor counted_weight(const at::Tensor& given, const std::optional<at::Tensor>& weight, int64_t ignore_index) {
-  const at::Tensor target = given.to(at::kLong);  // which holds every ignore_index
-  const at::Tensor counts = target.ne(ignore_index);
-  if (!weight || !weight->defined()) return counts.sum(at::kFloat);
-  const at::Tensor each = weight->to(at::kFloat).index_select(0, target.masked_fill(counts.logical_not(), 0).flatten());
-  return each.mul(counts.flatten()).sum();
-}
-
-// Runs nll_loss_forward(self, target, weight, reduction = mean, ignore_index) and nll_loss2d_forward on pieces of the
-// batch: divides the local sum by the global total weight. Runs one all_reduce of one number on each mesh dimension
-// that cuts the batch.
-void nll_loss_mean(const LocalCall& call, Stack& stack) {
-  constexpr int64_t kNone = 0, kSum = 2;
-  const at::Tensor self = stack[0].toTensor(), target = stack[1].toTensor();
-  const auto weight = stack[2].toOptional<at::Tensor>();
-  const int64_t ignore_index = stack[4].toInt();
-  const bool spatial = call.op.schema().name() == "aten::nll_loss2d_forward";
-  const bool half = has_16_bits(self.scalar_type());
-  const int64_t reduction = half ? kNone : kSum;
-  auto [loss, total] = spatial ? at::nll_loss2d_forward(self, target, weight, reduction, ignore_index)
-                               : at::nll_loss_forward(self, target, weight, reduction, ignore_index);
-  if (half) {
-    loss = loss.sum(at::kFloat);
-    total = counted_weight(target, weight, ignore_index);
-  }
-  const Spec& spec = *call.inputs[0];
-  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
-    if (spec.placements[i].is_shard()) total = all_reduce(total, spec.mesh, static_cast<int64_t>(i), ReduceOp::kSum);
-  }
-  stack.assign({(loss / total).to(self.scalar_type()), total.to(self.scalar_type())});
 }
 
 // Returns input 0 with the local sizes of the result, for operators that would misread the piece's sizes or strides:
@@ -191,17 +108,15 @@ void attention_backward(const LocalCall& call, Stack& stack) {
 }
 
 [[maybe_unused]] const bool kRegistered =
-    register_local_kernel("attention_backward", attention_backward) && register_local_kernel("mean", mean) &&
+    register_local_kernel("attention_backward", attention_backward) &&
     register_local_kernel("contiguous", contiguous,
                           {.writes_out = true, .rearranges = true, .makes_contiguous = true}) &&
     register_local_kernel("aligned_rows", aligned_rows, {.rearranges = true}) &&
-    register_local_kernel("extremum", extremum) &&
     register_local_kernel("group_norm", group_norm, {.rearranges = true}) &&
     register_local_kernel("reshape", reshape) &&
     register_local_kernel("contiguous_statistics", contiguous_statistics, {.makes_contiguous = true}) &&
     register_local_kernel("embedding", embedding) &&
-    register_local_kernel("embedding_dense_backward", embedding_dense_backward) &&
-    register_local_kernel("nll_loss_mean", nll_loss_mean, {.communicates = true});
+    register_local_kernel("embedding_dense_backward", embedding_dense_backward);
 
 }  // namespace
 }  // namespace tessera

@@ -25,30 +25,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-void check_ids(const at::Tensor& ids, int64_t num_rows) {
-  if (ids.numel() == 0) return;
-  if (is_queued(ids)) {
-    const at::Tensor inside = at::logical_and(ids >= 0, ids < num_rows);
-    return check_on_device(inside, "embedding: an index is outside the table's rows");
-  }
-  const auto low = ids.min().item<int64_t>();
-  const auto high = ids.max().item<int64_t>();
-  if (low >= 0 && high < num_rows) return;
-  throw std::out_of_range(
-      fmt::format("embedding: index {} is outside the table's rows [0, {})", low < 0 ? low : high, num_rows));
-}
-
-// Returns the local row of each global id that this rank holds, and `elsewhere` for the others.
-at::Tensor local_rows(const at::Tensor& ids, const Intervals& held, int64_t elsewhere) {
-  at::Tensor out = at::full_like(ids, elsewhere);
-  int64_t first = 0;
-  for (const Interval& rows : held) {
-    out = at::where(at::logical_and(ids >= rows.begin, ids < rows.end), ids - (rows.begin - first), out);
-    first += rows.size();
-  }
-  return out;
-}
-
 std::vector<int64_t> sizes_of(const at::Tensor& weight, const at::Tensor& ids) {
   std::vector<int64_t> sizes = ids.sizes().vec();
   sizes.push_back(weight.size(1));
@@ -90,6 +66,28 @@ struct MaskedEmbedding : torch::autograd::Function<MaskedEmbedding> {
 
 }  // namespace
 
+void check_indices(const at::Tensor& ids, int64_t size, const char* op, const char* things) {
+  if (ids.numel() == 0) return;
+  if (is_queued(ids)) {
+    const at::Tensor inside = at::logical_and(ids >= 0, ids < size);
+    return check_on_device(inside, fmt::format("{}: an index is outside {}", op, things).c_str());
+  }
+  const auto low = ids.min().item<int64_t>();
+  const auto high = ids.max().item<int64_t>();
+  if (low >= 0 && high < size) return;
+  throw std::out_of_range(fmt::format("{}: index {} is outside {} [0, {})", op, low < 0 ? low : high, things, size));
+}
+
+at::Tensor rows_here(const at::Tensor& ids, const Intervals& held, int64_t elsewhere) {
+  at::Tensor out = at::full_like(ids, elsewhere);
+  int64_t first = 0;
+  for (const Interval& rows : held) {
+    out = at::where(at::logical_and(ids >= rows.begin, ids < rows.end), ids - (rows.begin - first), out);
+    first += rows.size();
+  }
+  return out;
+}
+
 std::optional<gpu::MaskedRows> masked_rows_request(const at::Tensor& weight, const at::Tensor& ids,
                                                    const HeldRows& rows, const at::Tensor& out) {
   if (rows.held.size() > 1 || !has_adjacent_columns(weight) || out.numel() == 0) return std::nullopt;
@@ -113,9 +111,9 @@ std::optional<gpu::MaskedRows> masked_rows_request(const at::Tensor& weight, con
 
 at::Tensor masked_rows(const at::Tensor& weight, const at::Tensor& ids, const HeldRows& rows) {
   if (const auto found = looked_up_by_kernel(weight, ids, rows)) return *found;
-  check_ids(ids, rows.all);
+  check_indices(ids, rows.all, "embedding", "the table's rows");
   if (weight.size(0) == 0) return at::zeros(sizes_of(weight, ids), weight.options());
-  const at::Tensor places = local_rows(ids, rows.held, -1);
+  const at::Tensor places = rows_here(ids, rows.held, -1);
   const at::Tensor elsewhere = places < 0;
   return at::embedding(weight, places.clamp_min(0)).masked_fill_(elsewhere.unsqueeze(-1), 0);
 }
@@ -126,7 +124,7 @@ at::Tensor masked_rows_gradient(const at::Tensor& grad, const at::Tensor& ids, c
   const int64_t extra = count(rows.held);
   // LibTorch's kernel for a GPU writes beside a gradient that has no columns.
   if (grad.size(-1) == 0) return at::zeros({extra, 0}, grad.options());
-  at::Tensor places = local_rows(ids, rows.held, extra);
+  at::Tensor places = rows_here(ids, rows.held, extra);
   if (padding >= 0) places = places.masked_fill(ids == padding, extra);
   return at::embedding_dense_backward(grad, places, extra + 1, /*padding_idx=*/extra, scale_by_freq)
       .narrow(0, 0, extra);

@@ -18,9 +18,15 @@ struct HeldRows {
   int64_t all;
 };
 
+// Checks that every one of `ids` counts one of `size` things: "embedding: index 9 is outside the table's rows [0, 7)".
+// On the CPU it throws std::out_of_range; on a GPU the check ends the process's use of the GPU
+// (mesh/core/device_checks.h).
+void check_indices(const at::Tensor& ids, int64_t size, const char* op, const char* things);
+// Returns the position in `held` of each id, or `elsewhere` for the others.
+at::Tensor rows_here(const at::Tensor& ids, const Intervals& held, int64_t elsewhere);
+
 // Returns [*, columns], for `ids` [*] (int64 or int32): the rows of the table that they name, of which `weight` has
-// this rank's, or zeros where another rank has the row. On the CPU an id outside the table throws std::out_of_range; on
-// a GPU it ends the process's use of the GPU (mesh/core/device_checks.h).
+// this rank's, or zeros where another rank has the row. An id outside the table fails as in check_indices.
 at::Tensor masked_rows(const at::Tensor& weight, const at::Tensor& ids, const HeldRows& rows);
 // Returns the gradient of `weight`. Rows named by `padding` (-1: none) get none. With `scale_by_freq` each row's is
 // divided by the number of ids that name it.

@@ -15,8 +15,32 @@ TensorInfo info(std::vector<int64_t> sizes, at::ScalarType dtype) {
 
 // ---- softmax and other operators that work along one dimension of all their tensors
 
-OpRule safe_softmax(const OpCall& call) {
+// Where the dimension is cut, the kernel joins numbers of all pieces: so many of each line.
+void add_joined(OpRule& rule, const OpCall& call, std::string_view kernel, int numbers) {
+  const int64_t dim = call.dim("dim", ndim(call));
+  for (const TensorInfo& input : call.inputs) {
+    if (!at::isFloatingType(input.dtype) || c10::elementSize(input.dtype) == 1) return;
+    if (input.sizes != call.inputs[0].sizes) return;  // LibTorch refuses it
+  }
+  const TensorInfo& first = call.inputs[0];
+  const int64_t numel = c10::multiply_integers(first.sizes);
+  if (first.ndim() == 0 || numel == 0) return;
+  const auto lines = static_cast<double>(numel / first.sizes[static_cast<std::size_t>(dim)]);
+  const double bytes = lines * numbers * (first.dtype == at::kDouble ? 8 : 4);
+  rule.strategies.push_back({.inputs = std::vector(call.inputs.size(), Shard(dim)),
+                             .outputs = {Shard(dim)},
+                             .kernel = kernel,
+                             .joined = Strategy::Joined{.reduced = bytes}});
+}
+
+OpRule softmax(const OpCall& call) {
   OpRule rule = along_dim(call);
+  add_joined(rule, call, "softmax", 2);
+  return rule;
+}
+
+OpRule safe_softmax(const OpCall& call) {
+  OpRule rule = softmax(call);
   const auto& dtype = call.arg("dtype");
   rule.outputs = {info(call.inputs.at(0).sizes, dtype.isNone() ? call.inputs[0].dtype : dtype.toScalarType())};
   return rule;
@@ -25,6 +49,12 @@ OpRule safe_softmax(const OpCall& call) {
 OpRule along_backward(const OpCall& call) {
   OpRule rule = along_dim(call);
   add_linear_where_exact(rule, call, {{0}});
+  return rule;
+}
+
+OpRule softmax_backward(const OpCall& call) {
+  OpRule rule = along_backward(call);
+  add_joined(rule, call, "softmax_backward", 1);
   return rule;
 }
 
@@ -94,7 +124,24 @@ bool takes_types(const TensorInfo& self, const TensorInfo& target, const TensorI
   return classes && (!weight.defined || weight.dtype == self.dtype);
 }
 
-// Maps (self, target, weight) to (loss, total weight). A mean is divided by the total weight of all pieces.
+// Returns the cut of the classes, or nullopt where there are none or LibTorch refuses the sizes.
+std::optional<Placement> cut_of_classes(const OpCall& call, std::size_t first) {
+  const TensorInfo &self = call.inputs.at(first), &target = call.inputs.at(first + 1);
+  const TensorInfo& weight = call.inputs.at(first + 2);
+  const bool spatial = call.schema.name().find("nll_loss2d") != std::string::npos;
+  const bool takes_ndim = spatial ? self.ndim() == 4 : self.ndim() == 1 || self.ndim() == 2;
+  const bool floating = at::isFloatingType(self.dtype) && c10::elementSize(self.dtype) > 1;
+  if (!takes_ndim || !floating || c10::multiply_integers(self.sizes) == 0) return std::nullopt;
+  const int64_t classes = self.ndim() == 1 ? 0 : 1;
+  std::vector<int64_t> items = self.sizes;
+  items.erase(items.begin() + classes);
+  const std::vector<int64_t> weights = {self.sizes[static_cast<std::size_t>(classes)]};
+  if (target.sizes != items || (weight.defined && weight.sizes != weights)) return std::nullopt;
+  return Shard(classes);
+}
+
+// Maps (self, target, weight) to (loss, total weight). A mean is divided by the total weight of all pieces. Pieces of
+// the classes give terms, since one rank has an element's class.
 OpRule nll_forward(const OpCall& call) {
   const auto [self, target] = nll_labels(call.inputs.at(0));
   if (!takes_types(call.inputs[0], call.inputs.at(1), call.inputs.at(2))) return no_rule();
@@ -102,7 +149,13 @@ OpRule nll_forward(const OpCall& call) {
   OpRule rule{.strategies = shard_factors({self, target, "-"}, {reduction == kNone ? target : Labels(), ""})};
   for (Strategy& strategy : rule.strategies) {
     if (reduction != kSum) strategy.outputs[1] = Replicate();
-    if (reduction == kMean) strategy.kernel = "nll_loss_mean";
+    if (reduction == kMean) strategy.kernel = "nll_loss";
+  }
+  if (const auto cut = cut_of_classes(call, 0)) {
+    rule.strategies.push_back({.inputs = {*cut, Replicate(), Replicate()},
+                               .outputs = {Partial(), Replicate()},
+                               .kernel = reduction == kMean ? "nll_loss" : "nll_loss_of_classes",
+                               .joined = Strategy::Joined{}});
   }
   const at::ScalarType dtype = call.inputs[0].dtype;
   rule.outputs = {info(reduction == kNone ? call.inputs.at(1).sizes : std::vector<int64_t>(), dtype), info({}, dtype)};
@@ -119,6 +172,12 @@ OpRule nll_backward(const OpCall& call) {
     for (Strategy& strategy : rule.strategies) strategy.inputs[4] = Partial();  // only a mean reads it
   }
   add_linear_where_exact(rule, call, {{0}});
+  const auto cut = cut_of_classes(call, 1);
+  if (cut && call.inputs[0].sizes == (reduction == kNone ? call.inputs[2].sizes : std::vector<int64_t>())) {
+    rule.strategies.push_back({.inputs = {Replicate(), *cut, Replicate(), Replicate(), Replicate()},
+                               .outputs = {*cut},
+                               .kernel = "nll_loss_backward"});
+  }
   rule.outputs = {call.inputs[1]};
   return rule;
 }
@@ -231,12 +290,12 @@ OpRule lstm_cell_backward(const OpCall& call) {
 }
 
 constexpr RuleEntry kTable[] = {
-    {"_softmax", along_dim},
-    {"_log_softmax", along_dim},
+    {"_softmax", softmax},
+    {"_log_softmax", softmax},
     {"_safe_softmax", safe_softmax},
     {"glu", along_dim},
-    {"_softmax_backward_data", along_backward},
-    {"_log_softmax_backward_data", along_backward},
+    {"_softmax_backward_data", softmax_backward},
+    {"_log_softmax_backward_data", softmax_backward},
     {"glu_backward", glu_backward},
     {"embedding", embedding},
     {"embedding_dense_backward", embedding_dense_backward},

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -126,19 +127,60 @@ OpRule whole_with_indices(const OpCall& call) {
   return with_results(whole(call), reduced_sizes(call), {call.inputs.at(0).dtype, at::kLong});
 }
 
-// Handles deviations, and pairs of a deviation and a mean. The mean of a complex tensor is complex.
+// Adds strategies in which a reduced dimension is cut and every result is replicated, for a kernel that joins what
+// ranks find in their pieces. `of_line` is what it communicates for each element of a result.
+void add_joined(OpRule& rule, const OpCall& call, std::string_view kernel, const Strategy::Joined& of_line) {
+  const Reduced reduced = read(call);
+  const Sizes& sizes = call.inputs.at(0).sizes;
+  if (std::ranges::find(sizes, 0) != sizes.end()) return;  // LibTorch throws its own error, or nothing is reduced
+  const auto lines = static_cast<double>(c10::multiply_integers(reduced_sizes(call)));
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (reduced.output.find(reduced.input[d]) != Labels::npos) continue;
+    rule.strategies.push_back(
+        {.inputs = {Shard(static_cast<int64_t>(d))},
+         .outputs = std::vector<Placement>(num_outputs(call), Replicate()),
+         .kernel = kernel,
+         .joined = Strategy::Joined{.reduced = of_line.reduced * lines, .gathered = of_line.gathered * lines}});
+  }
+}
+
+// Handles deviations, and pairs of a deviation and a mean. The mean of a complex tensor is complex. Ranks join means
+// and squares in float64.
 OpRule deviation(const OpCall& call) {
   const at::ScalarType type = call.inputs.at(0).dtype;
   if (!c10::isFloatingType(type) && !c10::isComplexType(type)) return no_rule();  // LibTorch refuses it
   std::vector<at::ScalarType> types = {c10::toRealValueType(type), type};
   types.resize(num_outputs(call));
-  return with_results(whole(call), reduced_sizes(call), types);
+  OpRule rule = with_results(whole(call), reduced_sizes(call), types);
+  if (!call.has_arg("correction") || c10::elementSize(types[0]) == 1) return rule;
+  add_joined(rule, call, "deviation", {.gathered = c10::isComplexType(type) ? 24.0 : 16.0});
+  return rule;
 }
 
 OpRule logsumexp(const OpCall& call) {
   const at::ScalarType type = call.inputs.at(0).dtype;
   if (at::isIntegralType(type, true)) return whole(call);
-  return with_results(whole(call), reduced_sizes(call), {type});
+  OpRule rule = with_results(whole(call), reduced_sizes(call), {type});
+  if (at::isFloatingType(type) && c10::elementSize(type) > 1) {
+    add_joined(rule, call, "logsumexp", {.reduced = type == at::kDouble ? 16.0 : 8.0});
+  }
+  return rule;
+}
+
+// Handles argmax and argmin, and max and min with an index.
+OpRule extremum_and_index(const OpCall& call) {
+  OpRule rule = whole(call);
+  const at::ScalarType type = call.inputs.at(0).dtype;
+  constexpr std::array kCompared = {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kByte,
+                                    at::kChar, at::kShort,    at::kInt,   at::kLong};
+  // LibTorch finds the index of bools only together with the value.
+  const bool compared =
+      std::ranges::find(kCompared, type) != kCompared.end() || (type == at::kBool && num_outputs(call) == 2);
+  if (compared) {
+    add_joined(rule, call, "extremum_index",
+               {.reduced = static_cast<double>(c10::elementSize(type) + sizeof(int64_t))});
+  }
+  return rule;
 }
 
 // Handles any and all. A pending max or min of bools or bytes stays pending. That of other numbers does not, since they
@@ -152,17 +194,35 @@ OpRule idempotent(const OpCall& call) {
   return rule;
 }
 
+// A sum that is pending is reduced into any cut in the same time; one of a dimension that stays leaves nothing pending.
+void prefer_cuts_that_stay(OpRule& rule) {
+  std::stable_partition(rule.strategies.begin(), rule.strategies.end(),
+                        [](const Strategy& strategy) { return !strategy.outputs[0].is_partial(); });
+}
+
 template <ReduceOp op>
 OpRule extremum(const OpCall& call) {
   const Sizes& sizes = call.inputs.at(0).sizes;
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end())
     return {};  // nothing to choose from: LibTorch throws its own error
   OpRule rule = by_terms(call, op, call.inputs.at(0).dtype, "extremum");
-  // A sum that is pending is reduced into any cut in the same time; one of a dimension that stays leaves nothing
-  // pending.
-  std::stable_partition(rule.strategies.begin(), rule.strategies.end(),
-                        [](const Strategy& strategy) { return !strategy.outputs[0].is_partial(); });
+  prefer_cuts_that_stay(rule);
   rule.strategies.push_back(pass_partial(1, 1, {0}, op));
+  return rule;
+}
+
+// Handles aminmax, whose results are a minimum and a maximum.
+OpRule both_extrema(const OpCall& call) {
+  const Sizes& sizes = call.inputs.at(0).sizes;
+  if (std::ranges::find(sizes, 0) != sizes.end()) return {};  // as for one of them
+  const at::ScalarType type = call.inputs[0].dtype;
+  OpRule rule = by_terms(call, ReduceOp::kMin, type, "extremum");
+  const OpRule largest = by_terms(call, ReduceOp::kMax, type, "extremum");
+  for (std::size_t i = 0; i < rule.strategies.size(); ++i) {
+    rule.strategies[i].outputs.push_back(largest.strategies[i].outputs[0]);
+  }
+  prefer_cuts_that_stay(rule);
+  rule.outputs.push_back(rule.outputs[0]);
   return rule;
 }
 
@@ -170,7 +230,7 @@ OpRule extremum(const OpCall& call) {
 template <ReduceOp op>
 OpRule extremum_or_indices(const OpCall& call) {
   if (call.inputs.size() != 1) return no_rule();
-  return call.has_arg("dim") ? whole(call) : extremum<op>(call);
+  return call.has_arg("dim") ? extremum_and_index(call) : extremum<op>(call);
 }
 
 // Pieces give factors of the result.
@@ -246,9 +306,9 @@ constexpr RuleEntry kTable[] = {
     {"min", extremum_or_indices<ReduceOp::kMin>},
     {"any", idempotent<ReduceOp::kMax>},
     {"all", idempotent<ReduceOp::kMin>},
-    {"argmax", whole},
-    {"argmin", whole},
-    {"aminmax", whole},
+    {"argmax", extremum_and_index},
+    {"argmin", extremum_and_index},
+    {"aminmax", both_extrema},
     {"var", deviation},
     {"std", deviation},
     {"var_mean", deviation},

@@ -80,6 +80,11 @@ bool are_complete(const std::vector<Placements>& all, const std::vector<TensorIn
 // Says on which mesh dimensions a search also tries the partitions that inputs have there, other than torch.chunk's.
 enum class OtherPartitions { kAll, kOnSeveralRanks, kNone };
 
+// Says whether a kernel of the rule's, which every layout has, may communicate.
+bool may_join(std::string_view kernel, std::span<const int64_t> mesh_shape) {
+  return !kernel.empty() && std::ranges::any_of(mesh_shape, [](int64_t size) { return size > 1; });
+}
+
 class Search {
  public:
   Search(const OpRule& rule, const std::vector<TensorInfo>& inputs, const std::vector<TensorInfo>& outputs,
@@ -101,12 +106,14 @@ class Search {
   }
 
   std::optional<Choice> run() {
+    bool kernel_is_of_strategy = false;
     for (std::size_t i = 0; i < mesh_shape_.size(); ++i) {
       const Placements others = other_partitions(i);
       std::optional<Strategy> best;
       double best_cost = 0;
       consider(replicate_, i, best, best_cost);
       for (const Strategy& strategy : rule_.strategies) {
+        if (mesh_shape_[i] == 1 && strategy.joined && strategy.joined->communicates()) continue;  // there is one piece
         consider(strategy, i, best, best_cost);
         if (others.empty() || !shards(strategy)) continue;
         for (const Placement& like : others) {
@@ -118,8 +125,12 @@ class Search {
       if (considered_ != nullptr) (*considered_)[best_considered_].chosen = true;
       push(*best);
       choice_.microseconds += best_cost;
-      if (!best->kernel.empty()) choice_.kernel = best->kernel;
+      if (best->kernel.empty()) continue;
+      kernel_is_of_strategy = true;
+      choice_.kernel = best->kernel;
+      choice_.joins |= mesh_shape_[i] > 1 && (!best->joined || best->joined->communicates());
     }
+    if (!kernel_is_of_strategy) choice_.joins = may_join(choice_.kernel, mesh_shape_);
     return std::move(choice_);
   }
 
@@ -199,7 +210,7 @@ class Search {
                                                      mesh_shape_[mesh_dim], model_.links[mesh_dim]);
       if (mesh_shape_[mesh_dim] > 1 && to.is_partial() && !from.is_replicate()) cost += kLocalChangeMicroseconds;
     }
-    cost += halo_cost(strategy, mesh_dim);
+    cost += halo_cost(strategy, mesh_dim) + joined_cost(strategy, mesh_dim);
     return moves_pieces(strategy, mesh_dim) ? cost + pending_cost(strategy, mesh_dim) : cost;
   }
 
@@ -236,6 +247,21 @@ class Search {
     if (share == 0) return 0;
     double bytes = 0;
     for (const std::size_t j : rule_.halos->inputs) bytes += share * piece_bytes(j, mesh_dim);
+    const Link& link = model_.links[mesh_dim];
+    return link.microseconds + bytes / link.bytes_per_microsecond;
+  }
+
+  // Returns the time of the collectives that the strategy's kernel runs.
+  double joined_cost(const Strategy& strategy, std::size_t mesh_dim) const {
+    if (!strategy.joined || !strategy.joined->communicates()) return 0;
+    const auto ranks = static_cast<double>(mesh_shape_[mesh_dim]);
+    double bytes = 2 * strategy.joined->reduced * (ranks - 1) / ranks + strategy.joined->gathered * (ranks - 1);
+    for (std::size_t i = 0; i < mesh_shape_.size(); ++i) {  // cuts of dimensions that are not joined
+      const Placement& p = i < choice_.inputs[0].size() ? choice_.inputs[0][i] : current_[0][i];
+      if (i != mesh_dim && p.is_shard() && !strategy.inputs[0].is_shard(p.tensor_dim())) {
+        bytes /= static_cast<double>(mesh_shape_[i]);
+      }
+    }
     const Link& link = model_.links[mesh_dim];
     return link.microseconds + bytes / link.bytes_per_microsecond;
   }
@@ -312,7 +338,8 @@ std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorIn
                                   const CostModel& model) {
   const std::string_view kernel = rule.keep_kernel.empty() ? rule.kernel : rule.keep_kernel;
   if (auto outputs = rule.outputs_for(current, mesh_shape)) {
-    return Choice{.inputs = current, .outputs = *std::move(outputs), .kernel = kernel};
+    return Choice{
+        .inputs = current, .outputs = *std::move(outputs), .kernel = kernel, .joins = may_join(kernel, mesh_shape)};
   }
   std::optional<Choice> best;
   const Mesh mesh({mesh_shape.begin(), mesh_shape.end()});
@@ -334,8 +361,11 @@ std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorIn
     if (moved == current || (best && microseconds >= best->microseconds) || !are_layouts(moved)) continue;
     auto outputs = rule.outputs_for(moved, mesh_shape);
     if (!outputs) continue;
-    best = Choice{
-        .inputs = std::move(moved), .outputs = *std::move(outputs), .kernel = kernel, .microseconds = microseconds};
+    best = Choice{.inputs = std::move(moved),
+                  .outputs = *std::move(outputs),
+                  .kernel = kernel,
+                  .joins = may_join(kernel, mesh_shape),
+                  .microseconds = microseconds};
   }
   return best;
 }

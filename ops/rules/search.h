@@ -15,6 +15,7 @@ struct Choice {
   std::vector<Placements> inputs;   // [input]: the placements to redistribute it to
   std::vector<Placements> outputs;  // [output]
   std::string_view kernel = {};     // the local kernel of the chosen strategies, if any has one
+  bool joins = false;               // this kernel communicates where it is one that does
   double microseconds = 0;          // estimated time, the sum of the chosen Considered::microseconds
 };
 
@@ -48,7 +49,8 @@ struct Considered {
 // Where a strategy communicates pieces, a result that it leaves pending costs its reduce_scatter too, which will run
 // later: to gather a convolution's kernels may be cheaper than to cut their channels and reduce the images. A strategy
 // that communicates no piece does not have this cost, so that a row-parallel product leaves its terms for later; nor
-// has one with a pending input.
+// has one with a pending input. What a kernel communicates (Strategy::joined) costs one latency, however many
+// collectives it runs: it leaves the pieces where later operators expect them.
 std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs,
                              const std::vector<TensorInfo>& outputs, const std::vector<Placements>& current,
                              std::span<const int64_t> mesh_shape, const CostModel& model,

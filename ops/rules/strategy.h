@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -15,6 +16,8 @@ namespace tessera::rules {
 //   mean                      the sum of the piece, divided by the number of elements that are reduced to one globally
 //   draw                      random numbers by an element's position in the global tensor (dtensor/random/draws.h)
 //   extremum                  the operator; a piece without elements gives the reduction's neutral element
+//   extremum_index            the extrema of all pieces of the reduced dimensions, and their global indices
+//   deviation                 var, std and pairs with the mean, from pieces of the reduced dimensions
 //   parts                     of input 0: what slice, split, select or unbind along a dimension takes from this piece
 //   parts_backward            zeros, except where such a part is
 //   reshape                   input 0 with the local sizes of output 0
@@ -28,11 +31,26 @@ namespace tessera::rules {
 //   convolution_backward      likewise
 //   pooling                   the operator on fetched rows, with global counts and indices
 //   group_norm                the operator, with the piece's numbers of items, channels and groups
-//   nll_loss_mean             the local sum divided by the total weight of all ranks, and that total weight
+//   softmax                   softmax or its logarithm, with the greatest elements and the sums of all pieces' lines
+//   softmax_backward          likewise, with the sums
+//   logsumexp                 the operator over all pieces
+//   nll_loss                  of a mean: the local sum divided by the total weight of all ranks, and that total weight
+//   nll_loss_of_classes       the losses of elements whose class this rank has; also as a part of the former
+//   nll_loss_backward         the gradient of pieces of the classes
 struct Strategy {
+  // Says what a kernel that communicates does on the mesh dimension for which the strategy is chosen: all_reduces of
+  // together `reduced` bytes, and all_gathers of together `gathered` bytes of each rank, as much as they were if no
+  // other mesh dimension cut anything. If both are 0 it communicates nothing there.
+  struct Joined {
+    double reduced = 0;
+    double gathered = 0;
+    bool communicates() const { return reduced > 0 || gathered > 0; }
+  };
+
   std::vector<Placement> inputs;
   std::vector<Placement> outputs;
   std::string_view kernel = {};
+  std::optional<Joined> joined = {};  // nullopt: this is not known, and costs nothing
 };
 
 }  // namespace tessera::rules

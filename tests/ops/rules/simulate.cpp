@@ -103,9 +103,20 @@ Tensors extremum(const RankCall& rank) {
   const at::Tensor& piece = rank.args[0].toTensor();
   const Sizes sizes = rank.local_sizes(0);
   if (piece.numel() > 0) return rank.sample.run(rank.args);
-  const bool is_max = rank.sample.schema().name().find("max") != std::string::npos;
+  const std::string& name = rank.sample.schema().name();
   const double infinity = std::numeric_limits<double>::infinity();
+  if (name == "aten::aminmax") {
+    return {at::full(sizes, infinity, piece.options()), at::full(sizes, -infinity, piece.options())};
+  }
+  const bool is_max = name.find("max") != std::string::npos;
   return {at::full(sizes, is_max ? -infinity : infinity, piece.options())};
+}
+
+// Returns pieces of the whole results, which every rank of a joining mesh dimension has.
+Tensors joined(const RankCall& rank) {
+  Tensors out = rank.sample.results();
+  for (std::size_t k = 0; k < out.size(); ++k) out[k] = cut(out[k], rank.tile(out[k], rank.layouts.outputs[k]));
+  return out;
 }
 
 Tensors reshape(const RankCall& rank) { return {rank.args[0].toTensor().reshape(rank.local_sizes(0))}; }
@@ -125,11 +136,37 @@ Tensors embedding_dense_backward(const RankCall& rank) {
   return {all.narrow(0, range.begin, range.size())};
 }
 
-Tensors nll_loss_mean(const RankCall& rank) {
-  torch::jit::Stack args = rank.args;
-  args[rank.sample.call().arg_index("reduction")] = 2;
+// Returns the arguments with scores of all classes, 0 where another rank has them: these add nothing.
+torch::jit::Stack with_all_classes(const RankCall& rank, std::size_t self) {
+  const at::Tensor& whole = rank.sample.tensors()[self];
+  const int64_t dim = whole.dim() == 1 ? 0 : 1;
+  Tile tile = rank.input_tile(self);
+  Sizes sizes = rank.pieces[self].sizes().vec();
+  for (std::size_t d = 0; d < tile.size(); ++d) {
+    if (static_cast<int64_t>(d) == dim) continue;
+    tile[d] = one_interval(0, sizes[d]);
+  }
+  sizes[dim] = whole.size(dim);
+  Tensors inputs = rank.pieces;
+  inputs[self] = embedded(inputs[self], tile, sizes);
+  return rank.sample.args_with(inputs);
+}
+
+Tensors nll_loss(const RankCall& rank) {
+  torch::jit::Stack args = with_all_classes(rank, 0);
+  at::IValue& reduction = args[rank.sample.call().arg_index("reduction")];
+  if (reduction.toInt() != 1) return rank.sample.run(args);
+  reduction = 2;
   const at::Tensor& total = rank.sample.results()[1];
   return {rank.sample.run(args)[0] / total, total};
+}
+
+Tensors nll_loss_backward(const RankCall& rank) {
+  const at::Tensor& whole = rank.sample.tensors()[1];
+  const int64_t dim = whole.dim() == 1 ? 0 : 1;
+  const at::Tensor all = rank.sample.run(with_all_classes(rank, 1))[0];
+  const Intervals classes = rank.input_tile(1)[dim];
+  return {classes.empty() ? all.narrow(dim, 0, 0) : all.narrow(dim, classes[0].begin, classes[0].size())};
 }
 
 Tensors as_it_is(const RankCall& rank) { return rank.sample.run(rank.args); }  // pieces are contiguous here
@@ -151,6 +188,8 @@ const std::map<std::string_view, Kernel>& kernels() {
       {"pooling", by_whole},
       {"parts_backward", by_whole},
       {"extremum", extremum},
+      {"extremum_index", joined},
+      {"deviation", joined},
       {"group_norm", as_it_is},
       {"reshape", reshape},
       {"contiguous", as_it_is},
@@ -158,7 +197,12 @@ const std::map<std::string_view, Kernel>& kernels() {
       {"attention_backward", attention_backward},
       {"embedding", embedding},
       {"embedding_dense_backward", embedding_dense_backward},
-      {"nll_loss_mean", nll_loss_mean},
+      {"softmax", joined},
+      {"softmax_backward", joined},
+      {"logsumexp", joined},
+      {"nll_loss", nll_loss},
+      {"nll_loss_of_classes", nll_loss},
+      {"nll_loss_backward", nll_loss_backward},
   };
   return table;
 }

@@ -1,0 +1,41 @@
+#include "tessera/ops/kernels/joined_pieces.h"
+
+#include <algorithm>
+
+#include "tessera/mesh/collectives/collectives.h"
+
+namespace tessera {
+
+std::vector<int64_t> reduced_dims(const at::IValue& dim, int64_t ndim) {
+  std::vector<int64_t> dims;
+  if (dim.isInt()) dims.push_back(dim.toInt());
+  if (dim.isIntList()) dims = dim.toIntVector();
+  if (dims.empty()) {
+    for (int64_t d = 0; d < ndim; ++d) dims.push_back(d);
+  }
+  for (int64_t& d : dims) d = d < 0 ? d + ndim : d;
+  return dims;
+}
+
+int64_t reduced_count(const std::vector<int64_t>& sizes, const std::vector<int64_t>& dims) {
+  int64_t count = 1;
+  for (const int64_t d : dims) count *= sizes.at(static_cast<std::size_t>(d));
+  return count;
+}
+
+DeviceMesh joining_mesh(const Spec& spec, const std::vector<int64_t>& dims) {
+  std::vector<int64_t> joining;
+  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+    const Placement& p = spec.placements[i];
+    if (p.is_shard() && std::ranges::find(dims, p.tensor_dim()) != dims.end()) {
+      joining.push_back(static_cast<int64_t>(i));
+    }
+  }
+  return spec.mesh.merged(joining);
+}
+
+at::Tensor joined(const at::Tensor& mine, const Spec& spec, const std::vector<int64_t>& dims, ReduceOp op) {
+  return all_reduce(mine, joining_mesh(spec, dims), 0, op);
+}
+
+}  // namespace tessera

@@ -1,0 +1,233 @@
+// This file has the local kernels of reductions. Some leave terms of the result for a later reduction; others join what
+// ranks find in their pieces.
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/min.h>
+#include <ATen/ops/std.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/var_mean.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "tessera/dtensor/dispatch/local_kernel.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/ops/kernels/arguments.h"
+#include "tessera/ops/kernels/joined_pieces.h"
+
+namespace tessera {
+namespace {
+
+using torch::jit::Stack;
+
+// For mean(self, *, dtype) and mean.dim(self, dim, keepdim, *, dtype) this divides the local sum by the global count,
+// so that uneven and empty pieces have the right weight.
+void mean(const LocalCall& call, Stack& stack) {
+  const bool by_dim = stack.size() == 4;
+  const at::Tensor self = stack[0].toTensor();
+  const auto dtype = stack.back().toOptional<at::ScalarType>();
+  const std::vector<int64_t> dims = reduced_dims(by_dim ? stack[1] : at::IValue(), self.dim());
+  const int64_t count = reduced_count(call.inputs[0]->sizes, dims);
+  const bool keepdim = by_dim && stack[2].toBool();
+  const at::ScalarType type = dtype.value_or(self.scalar_type());
+  const at::Tensor sum = at::sum(self, dims, keepdim, has_16_bits(type) ? at::kFloat : type);
+  stack.assign({sum.div_(static_cast<double>(count)).to(type)});
+}
+
+// Returns the neutral element of a maximum, or of a minimum.
+at::Scalar neutral(at::ScalarType type, bool of_maximum) {
+  if (c10::isFloatingType(type)) {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    return of_maximum ? -kInfinity : kInfinity;
+  }
+  if (type == at::kBool) return !of_maximum;
+  if (type == at::kByte) return of_maximum ? 0 : 255;
+  const auto bits = static_cast<int>(c10::elementSize(type)) * 8;
+  return of_maximum ? std::numeric_limits<int64_t>::min() >> (64 - bits)
+                    : std::numeric_limits<int64_t>::max() >> (64 - bits);
+}
+
+// For amax, amin, max, min and aminmax an empty piece gives the neutral element of each reduction.
+void extremum(const LocalCall& call, Stack& stack) {
+  const at::Tensor self = stack[0].toTensor();
+  if (self.numel() != 0) {
+    call.op.callBoxed(stack);
+    return;
+  }
+  const bool is_maximum = call.op.schema().name().find("max") != std::string::npos;
+  Stack results;
+  for (const SpecPtr& out : call.outputs) {
+    const bool of_maximum =
+        call.outputs.size() == 1 ? is_maximum : !results.empty();  // aminmax gives the minimum first
+    results.emplace_back(at::full(out->local_sizes, neutral(out->dtype, of_maximum), self.options()));
+  }
+  stack = std::move(results);
+}
+
+// Holds the extremum of each line of elements that is reduced to one, and its global index; kNowhere for a line without
+// elements.
+struct Extremum {
+  at::Tensor value;
+  at::Tensor index;
+};
+constexpr int64_t kNowhere = std::numeric_limits<int64_t>::max();
+
+// Returns the elements that stand at positions `local` of `held`.
+at::Tensor elements_at(const at::Tensor& local, const Intervals& held) {
+  at::Tensor out = local + held.front().begin;
+  int64_t first = held.front().size();
+  for (std::size_t i = 1; i < held.size(); ++i) {
+    out = at::where(local >= first, out + (held[i].begin - held[i - 1].end), out);
+    first += held[i].size();
+  }
+  return out;
+}
+
+// Returns the row-major global indices of the elements at row-major positions `local` of a piece.
+at::Tensor flat_indices(const at::Tensor& local, const Spec& spec) {
+  const std::vector<int64_t> strides = contiguous_strides(spec.sizes);
+  at::Tensor out = at::zeros_like(local), rest = local;
+  for (std::size_t d = spec.sizes.size(); d-- > 0;) {
+    out += elements_at(rest.remainder(spec.local_sizes[d]), spec.tile[d]) * strides[d];
+    rest = rest.floor_divide(spec.local_sizes[d]);
+  }
+  return out;
+}
+
+// Returns the extrema of this rank's piece along `dim`, or of all of it.
+Extremum extremum_of_piece(const at::Tensor& piece, const Spec& spec, std::optional<int64_t> dim, bool largest) {
+  const at::Tensor lines = dim ? piece : piece.reshape(-1);
+  const int64_t along = dim.value_or(0);
+  if (lines.size(along) == 0) {
+    std::vector<int64_t> sizes = lines.sizes().vec();
+    sizes[static_cast<std::size_t>(along)] = 1;
+    return {.value = at::full(sizes, neutral(spec.dtype, largest), lines.options()),
+            .index = at::full(sizes, kNowhere, lines.options().dtype(at::kLong))};
+  }
+  const auto [value, index] = largest ? at::max(lines, along, true) : at::min(lines, along, true);
+  const at::Tensor global =
+      dim ? elements_at(index, spec.tile[static_cast<std::size_t>(along)]) : flat_indices(index, spec);
+  return {.value = value, .index = global};
+}
+
+// Joins the extrema of all ranks: of equal ones, and of several NaNs, it takes the first in the tensor.
+Extremum of_all_pieces(const Extremum& mine, const Spec& spec, const std::vector<int64_t>& dims, bool largest) {
+  const at::Tensor best = joined(mine.value, spec, dims, largest ? ReduceOp::kMax : ReduceOp::kMin);
+  at::Tensor is_best = mine.value == best;
+  // If one is NaN, so is the best, and equal to none.
+  if (c10::isFloatingType(spec.dtype)) is_best = is_best.logical_or(mine.value.isnan());
+  const at::Tensor index = mine.index.masked_fill(is_best.logical_not(), kNowhere);
+  return {.value = best, .index = joined(index, spec, dims, ReduceOp::kMin)};
+}
+
+// Runs argmax(self, dim, keepdim), argmin, max.dim and min.dim on pieces of the dimensions that are reduced. Runs two
+// all_reduces, of the extrema and of their indices.
+void extremum_index(const LocalCall& call, Stack& stack) {
+  const Spec& spec = *call.inputs[0];
+  const std::optional<int64_t> dim =
+      stack[1].isInt() ? std::optional(reduced_dims(stack[1], spec.ndim()).front()) : std::nullopt;
+  const bool largest = call.op.schema().name().find("max") != std::string::npos;
+  const Extremum mine = extremum_of_piece(stack[0].toTensor(), spec, dim, largest);
+  const Extremum found = of_all_pieces(mine, spec, reduced_dims(stack[1], spec.ndim()), largest);
+  const at::Tensor index = found.index.view(call.outputs.back()->local_sizes);
+  if (call.outputs.size() == 1) {
+    stack.assign({index});
+  } else {
+    stack.assign({found.value.view(call.outputs[0]->local_sizes), index});
+  }
+}
+
+// Holds, of each of L lines, the mean (K = 1 number, or 2 of a complex one) and the sum of squared distances from it;
+// and how many elements a line has. All are float64, whose rounding does not show where elements have fewer bits.
+struct Moments {
+  at::Tensor mean;     // [L, K]
+  at::Tensor squares;  // [L]
+  at::Tensor count;    // [1]
+};
+
+// The mean of equal elements is exactly these: a sum of numbers of fewer bits is exact in float64, and LibTorch's mean
+// beside a variance adds differences.
+Moments moments_of(const at::Tensor& piece, const std::vector<int64_t>& dims, int64_t count) {
+  const bool is_complex = piece.is_complex();
+  const bool is_double = c10::toRealValueType(piece.scalar_type()) == at::kDouble;
+  const at::Tensor wide = has_16_bits(piece.scalar_type()) ? piece.to(at::kFloat) : piece;
+  at::Tensor mean, variance;
+  if (count == 0) {
+    mean = at::sum(wide, dims, /*keepdim=*/false, is_complex ? at::kComplexDouble : at::kDouble);  // zeros
+    variance = at::zeros_like(mean, at::kDouble);
+  } else if (is_double) {
+    std::tie(variance, mean) = at::var_mean(wide, dims, /*correction=*/0, /*keepdim=*/false);
+  } else {
+    mean = at::mean(wide, dims, /*keepdim=*/false, is_complex ? at::kComplexDouble : at::kDouble);
+    // A variance may be too large or too small for float32 where the deviation is not.
+    variance = at::std(wide, dims, /*correction=*/0, /*keepdim=*/false).to(at::kDouble).square();
+  }
+  const auto elements = static_cast<double>(count);
+  return {.mean = is_complex ? at::view_as_real(mean).reshape({-1, 2}) : mean.reshape({-1, 1}),
+          .squares = variance.reshape({-1}) * elements,
+          .count = at::full({1}, elements, variance.options())};
+}
+
+// Joins the moments of all ranks of a mesh of one dimension by one all_gather. With n_i elements, mean m_i and squares
+// q_i in piece i, n elements in all and m_0 the mean of some piece:
+//   m = m_0 + sum of n_i / n (m_i - m_0),  q = sum of q_i + n_i (m_i - m)^2
+// so that equal elements have q = 0. This is the formula of T. F. Chan, G. H. Golub and R. J. LeVeque, Updating
+// formulae and a pairwise algorithm for computing sample variances, 1979, for any number of pieces.
+Moments joined_moments(const Moments& mine, const DeviceMesh& mesh) {
+  const int64_t lines = mine.squares.size(0), numbers = mine.mean.numel();
+  const at::Tensor sent = at::cat({mine.mean.reshape({-1}), mine.squares, mine.count});
+  const at::Tensor all = all_gather(sent, mesh, 0);
+  const at::Tensor counts = all.narrow(1, numbers + lines, 1);                                          // [n, 1]
+  const at::Tensor means = all.narrow(1, 0, numbers).reshape({all.size(0), lines, mine.mean.size(1)});  // [n, L, K]
+  const at::Tensor exists = counts > 0;
+  const at::Tensor by_line = exists.unsqueeze(-1);
+  const at::Tensor total = counts.sum(0);
+  const at::Tensor weights = (counts / total.clamp_min(1)).unsqueeze(-1);
+  const at::Tensor some = means.index_select(0, exists.to(at::kInt).argmax(0));  // [1, L, K]
+  const auto weighted = [&](const at::Tensor& t) { return at::where(by_line, t * weights, 0).sum(0); };
+  const at::Tensor near_some = some.squeeze(0) + weighted(means - some);
+  const at::Tensor mean = at::where(near_some.isfinite(), near_some, weighted(means));
+  const at::Tensor distances = (means - mean).square().sum(-1);  // [n, L]
+  const at::Tensor squares = all.narrow(1, numbers, lines) + counts * distances;
+  return {.mean = mean, .squares = at::where(exists, squares, 0).sum(0), .count = total};
+}
+
+// Runs var.correction(self, dim, *, correction, keepdim), std, var_mean and std_mean on pieces of the dimensions that
+// are reduced.
+void deviation(const LocalCall& call, Stack& stack) {
+  const Spec& spec = *call.inputs[0];
+  const std::vector<int64_t> dims = reduced_dims(stack[1], spec.ndim());
+  const double correction = stack[2].isNone() ? 1 : stack[2].toScalar().toDouble();
+  const Moments moments = joined_moments(moments_of(stack[0].toTensor(), dims, reduced_count(spec.local_sizes, dims)),
+                                         joining_mesh(spec, dims));
+  const double divisor = static_cast<double>(reduced_count(spec.sizes, dims)) - correction;
+  at::Tensor result = moments.squares / std::max(divisor, 0.0);
+  if (call.op.schema().name().starts_with("aten::std")) result = result.sqrt();
+  stack.assign({result.to(call.outputs[0]->dtype).view(call.outputs[0]->local_sizes)});
+  if (call.outputs.size() == 1) return;
+  const at::Tensor mean =
+      !c10::isComplexType(spec.dtype) ? moments.mean : at::view_as_complex(moments.mean.contiguous());
+  stack.emplace_back(mean.to(spec.dtype).reshape(call.outputs[1]->local_sizes));
+}
+
+[[maybe_unused]] const bool kRegistered =
+    register_local_kernel("mean", mean) && register_local_kernel("extremum", extremum) &&
+    register_local_kernel("extremum_index", extremum_index, {.communicates = true, .rearranges = true}) &&
+    register_local_kernel("deviation", deviation, {.communicates = true, .rearranges = true});
+
+}  // namespace
+}  // namespace tessera
