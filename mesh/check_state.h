@@ -16,7 +16,7 @@ namespace tessera {
 struct CheckState {
   std::atomic<bool> enabled{false};
   bool inside = false;  // in a check, whose own collectives are neither checked nor recorded
-  std::string step;     // the step of a redistribution that is being executed
+  std::string step;     // what is done in several collectives, such as a step of a redistribution
   std::map<std::vector<int64_t>, int64_t> serials;  // for each group, how many collectives have been checked
 };
 

@@ -303,9 +303,10 @@ DeviceMesh init_device_mesh(const std::string& device, std::vector<int64_t> shap
   if (!world) world = World::from_environment();
   if (mesh.size() != world->size()) {
     throw std::invalid_argument(fmt::format(
-        "init_device_mesh: shape ({}) needs {} ranks, the world has {}; start that many, or give DeviceMesh a "
+        "init_device_mesh: shape ({}) needs {} ranks, the world has {}; start that many{}, or give DeviceMesh a "
         "Mesh over some",
-        fmt::join(mesh.shape(), ", "), mesh.size(), world->size()));
+        fmt::join(mesh.shape(), ", "), mesh.size(), world->size(),
+        world->size() == 1 ? fmt::format(" (tools/launch -n {} PROGRAM)", mesh.size()) : ""));
   }
   return DeviceMesh(std::move(world), type, std::move(mesh), options);
 }

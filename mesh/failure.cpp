@@ -78,8 +78,8 @@ bool is_failure_key(const std::string& key) { return key.find("tessera/failure")
 
 bool is_own_error(const std::string& text) {
   // The texts of the errno values that say what this process or its host lacks, of the standard library's error for
-  // want of memory, and of CUDA's errors.
-  static constexpr std::array<std::string_view, 17> kOwn = {
+  // want of memory, of CUDA's errors, and of a message of another size than expected.
+  static constexpr std::array<std::string_view, 18> kOwn = {
       "Too many open files",
       "Cannot allocate memory",
       "std::bad_alloc",
@@ -97,6 +97,7 @@ bool is_own_error(const std::string& text) {
       "unhandled cuda error",
       "the store's folder",
       "Unable to find address",
+      "the ranks called different collectives",
   };
   return std::ranges::any_of(kOwn, [&](std::string_view own) { return text.find(own) != std::string::npos; });
 }

@@ -219,7 +219,8 @@ class World : public std::enable_shared_from_this<World> {
   const std::string& current_path() const;
 
   // An Exclusive is held around one collective. Its constructor fails the job and throws std::runtime_error when
-  // another thread holds one.
+  // another thread holds one. In a process that was forked after the world had been made it throws std::runtime_error;
+  // the job goes on.
   struct Exclusive {
     explicit Exclusive(World& world);
     ~Exclusive();

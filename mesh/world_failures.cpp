@@ -38,7 +38,7 @@ bool says_timeout(const std::string& text) {
 }  // namespace
 
 void World::fail(const std::string& where, const std::string& text) noexcept {
-  if (!impl_->has_peers()) return;
+  if (!impl_->has_peers() || impl_->is_forked()) return;
   try {
     // The thread that has seen the failure may not come to this before the process ends.
     if (impl_->board->failed()) return keep_records(where + ": " + text);
@@ -100,6 +100,7 @@ void World::Impl::keep_records(const Recorder& recorder, const std::string& fail
 
 void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
                                        const std::exception& error) const {
+  if (impl_->is_forked()) throw std::runtime_error(error_text(error));
   impl_->progress = std::chrono::steady_clock::time_point::max();
   FailureBoard& board = *impl_->board;
   const std::string own_text = error_text(error), shortage = board.what_is_lacking();

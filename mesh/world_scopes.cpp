@@ -46,6 +46,12 @@ const std::string& World::current_path() const {
 }
 
 World::Exclusive::Exclusive(World& world) : world_(world) {
+  if (world_.impl_->has_peers() && world_.impl_->is_forked()) {
+    throw std::runtime_error(fmt::format(
+        "rank {} has forked this process after it had made its World, and only the parent may communicate: fork before "
+        "the World is made, or let the child run another program (exec)",
+        world_.rank()));
+  }
   const std::thread::id me = std::this_thread::get_id();
   std::thread::id nobody{};
   if (world_.impl_->owner.load(std::memory_order_relaxed) != me &&

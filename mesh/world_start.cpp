@@ -165,7 +165,7 @@ World::World(WorldOptions options)
       })) {}
 World::~World() {
   // A process that this one forked has neither the threads nor the sockets of its own that the end of groups needs.
-  if (getpid() != impl_->owner_process) {
+  if (impl_->is_forked()) {
     static_cast<void>(impl_.release());
     return;
   }

@@ -94,6 +94,8 @@ struct World::Impl {
 
   const WorldOptions options;
   const pid_t owner_process = ::getpid();
+  // Says whether another process has made this world, and has forked this one, which must not use what they share.
+  bool is_forked() const { return ::getpid() != owner_process; }
   const c10::intrusive_ptr<c10d::Store> store;  // each call ends within the world's time limit
   const uint64_t id = next_world_id();
   RandomState random;

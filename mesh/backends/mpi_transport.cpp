@@ -98,6 +98,8 @@ bool asked(int (*question)(int*)) {
   return answer != 0;
 }
 
+constexpr const char* kMismatch = "the ranks called different collectives, or with other sizes";
+
 // MPI takes a message that is shorter than its memory. It does not take a longer one.
 void check_sizes(const MpiRequests& requests) {
   for (std::size_t i = 0; i < requests.pending.size(); ++i) {
@@ -105,10 +107,9 @@ void check_sizes(const MpiRequests& requests) {
     int bytes = 0;
     check(MPI_Get_count(&requests.statuses[i], MPI_BYTE, &bytes), "MPI_Get_count");
     if (bytes == requests.expected[i]) continue;
-    throw std::runtime_error(fmt::format(
-        "MPI: a message of member {} of the group has {} bytes, where {} were expected: the ranks called different "
-        "collectives, or with other sizes",
-        requests.peers[i], bytes, requests.expected[i]));
+    throw std::runtime_error(
+        fmt::format("MPI: a message of member {} of the group has {} bytes, where {} were expected: {}",
+                    requests.peers[i], bytes, requests.expected[i], kMismatch));
   }
 }
 
@@ -119,8 +120,13 @@ bool all_done(MpiRequests& requests) {
   int done = 0;
   const int code = MPI_Testall(static_cast<int>(pending.size()), pending.data(), &done, statuses.data());
   if (code == MPI_ERR_IN_STATUS) {
-    for (const MPI_Status& status : statuses) {
-      if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, "a message");
+    for (std::size_t i = 0; i < statuses.size(); ++i) {
+      const int error = statuses[i].MPI_ERROR;
+      if (error == MPI_ERR_TRUNCATE) {
+        throw std::runtime_error(fmt::format("MPI: a message of member {} of the group is longer than {} bytes: {}",
+                                             peers[i], expected[i], kMismatch));
+      }
+      if (error != MPI_ERR_PENDING) check(error, "a message");
     }
   }
   check(code, "MPI_Testall");

@@ -85,6 +85,21 @@ void throw_in_callback(World& world) {
   }
 }
 
+// Reduces something in a process that is forked, which prints the error.
+void reduce_in_child(const DeviceMesh& mesh) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    try {
+      reduce(mesh);
+    } catch (const std::exception& error) {
+      say(fmt::format("child: {}", error.what()));
+    }
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+}
+
 // Stops this process for a second; a child of it lets it go on.
 void stop_for_a_while() {
   const pid_t self = getpid();
@@ -270,6 +285,7 @@ void fail(const std::string& how) {
   const auto wait = [&] { reduce(mesh); };
   // The others have their World by then.
   if (early) nap(1000);
+  if (what == "ends well with a child") reduce_in_child(mesh);
   if (what.starts_with("ends well")) return reduce(mesh);
   if (what == "throws to main when the others are done") return throw_when_others_are_done(*world);
   if (what == "stops at its end") return stop_at_the_end(*world, false);
@@ -308,6 +324,14 @@ void fail(const std::string& how) {
       {"throws", [&] { throw_in_callback(*world); }},
       {"is killed", [] { std::raise(SIGKILL); }},
       {"is stopped", [] { std::raise(SIGSTOP); }},
+      {"sends another size",
+       [&] {
+         try {
+           all_reduce(at::ones({40}), mesh, 0, ReduceOp::kSum);
+         } catch (const std::exception& error) {
+           say(fmt::format("own error: {}", error.what()));
+         }
+       }},
       {"lacks descriptors",
        [&] {
          use_all_descriptors();
