@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/hash.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
@@ -23,6 +25,8 @@
 #include "tessera/dtensor/redistribute/transfer_batch.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tangent.h"
+#include "tessera/mesh/check_state.h"
+#include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/wire.h"
 #include "tessera/mesh/failing.h"
@@ -169,6 +173,13 @@ at::Tensor carry_across(const at::Tensor& local, const Spec& from, const Spec& t
   return unaliased(piece, value, /*owned=*/!value.is_alias_of(local));
 }
 
+// Returns what Checked compares.
+std::string text_of_crossing(const Spec& from, const Spec& to) {
+  return fmt::format("{} on ranks [{}] -> {} on ranks [{}]", to_string(from.placements),
+                     fmt::join(from.mesh.mesh().ranks(), ", "), to_string(to.placements),
+                     fmt::join(to.mesh.mesh().ranks(), ", "));
+}
+
 struct RedistributeTo : torch::autograd::Function<RedistributeTo> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const SpecPtr& to,
                             const std::optional<Placements>& gradient) {
@@ -182,6 +193,10 @@ struct RedistributeTo : torch::autograd::Function<RedistributeTo> {
     World& world = to->mesh.world();
     std::optional<World::Scope> scope;
     if (*world.current_op() == '\0') scope.emplace(world, "redistribute_to");
+    std::optional<CheckedStep> step;
+    if (world.size() > 1 && Checked::enabled(world)) {
+      step.emplace(world.check_state(), text_of_crossing(*meta.spec, *to));
+    }
     const auto carry = [&] { return carry_across(meta.local(), *meta.spec, *to); };
     return detail::wrap(failing_if_own(world, "redistribute_to", carry), to);
   }

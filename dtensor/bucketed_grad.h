@@ -20,7 +20,7 @@ class BucketedGrad {
 
   // Lets autograd add `gradient`, which it returns laid out as .grad then is: a mesh dimension on which one of the two
   // has terms has terms of both, so that what is reduced becomes a term. Communicates only where both are cut, in
-  // different ways.
+  // different ways, or where one has terms on a mesh dimension that cuts the other together with another one.
   at::Tensor become_term(const at::Tensor& gradient) const;
   // Takes .grad away and returns it; an undefined tensor if there is none that is a DTensor.
   at::Tensor take() const;

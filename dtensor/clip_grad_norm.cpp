@@ -24,6 +24,8 @@
 
 #include "tessera/dtensor/local_gradients.h"
 #include "tessera/dtensor/over_meshes.h"
+#include "tessera/mesh/check_state.h"
+#include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/values_on_host.h"
@@ -213,9 +215,14 @@ detail::LocalGradients gradients_of(const std::vector<at::Tensor>& parameters,
 
 // Runs `body`, whose collectives are charged to clip_grad_norm_.
 template <class Body>
-auto in_scope(const detail::LocalGradients& all, const std::optional<DeviceMesh>& stages, const Body& body) {
+auto in_scope(const detail::LocalGradients& all, const std::optional<DeviceMesh>& stages, double norm_type,
+              const Body& body) {
   std::optional<World::Scope> scope;
-  if (World* const world = all.world(stages)) scope.emplace(*world, kOp);
+  std::optional<CheckedStep> step;
+  if (World* const world = all.world(stages)) {
+    scope.emplace(*world, kOp);
+    if (Checked::enabled(*world)) step.emplace(world->check_state(), fmt::format("norm of order {}", norm_type));
+  }
   return body();
 }
 
@@ -233,7 +240,8 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
   const detail::LocalGradients all = gradients_of(parameters, stages);
-  const double norm = in_scope(all, stages, [&] { return host_number(norm_of(all, norm_type, stages), all, stages); });
+  const double norm =
+      in_scope(all, stages, norm_type, [&] { return host_number(norm_of(all, norm_type, stages), all, stages); });
   if (error_if_nonfinite && !std::isfinite(norm)) {
     throw std::runtime_error(fmt::format(
         "{}: the norm of order {} of all gradients is {}; without error_if_nonfinite they are scaled nevertheless", kOp,
@@ -250,7 +258,7 @@ at::Tensor clip_grad_norm_on_device_(const std::vector<at::Tensor>& parameters, 
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
   const detail::LocalGradients all = gradients_of(parameters, stages);
-  at::Tensor norm = in_scope(all, stages, [&] { return norm_of(all, norm_type, stages); });
+  at::Tensor norm = in_scope(all, stages, norm_type, [&] { return norm_of(all, norm_type, stages); });
   const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1);
   // With a factor of their own device and dtype, a call for pieces that are alike is one kernel or a few.
   for (const std::vector<at::Tensor>& pieces : detail::alike(all.gradients)) {

@@ -16,6 +16,8 @@
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tangent.h"
+#include "tessera/mesh/check_state.h"
+#include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/in_memory.h"
 #include "tessera/mesh/failing.h"
@@ -84,6 +86,9 @@ at::Tensor scatter_tiles(const at::Tensor& t, const Spec& spec, const std::vecto
 
 // Returns this rank's tile of the source's `t`.
 at::Tensor from_source(const at::Tensor& t, const Spec& spec, const std::vector<int64_t>& source) {
+  World& world = spec.mesh.world();
+  std::optional<CheckedStep> step;
+  if (spec.mesh.size() > 1 && Checked::enabled(world)) step.emplace(world.check_state(), to_string(spec.placements));
   const std::vector<int64_t> cut = mesh_dims_where(spec, /*cut=*/true);
   const std::vector<int64_t> rest = mesh_dims_where(spec, /*cut=*/false);
   const MergedDims copies(spec.mesh.mesh().shape(), rest);

@@ -32,23 +32,23 @@ std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors);
 struct FromLocalOptions {
   // Sets the global shape. Without it every piece of a sharded dimension is taken to have this rank's size, so uneven
   // pieces need it.
-  std::optional<std::vector<int64_t>> shape;
+  std::optional<std::vector<int64_t>> shape = {};
   // Sets the global strides, the same on every rank. Without them the DTensor is row-major, whatever the strides of the
   // piece.
-  std::optional<std::vector<int64_t>> stride;
+  std::optional<std::vector<int64_t>> stride = {};
   // Compares placements, shape, strides, and the pieces' sizes, dtypes, whether they require a gradient, and (where
   // replicated) their contents over the mesh; where they differ, every rank throws the same error.
   bool check = false;
   // For a MaskedPartial, says which elements of the piece count, by a bool tensor of its sizes. The others become the
   // reduction's neutral element.
-  at::Tensor mask;
+  at::Tensor mask = {};
   // If given, the piece's gradient is the DTensor's gradient redistributed to these placements, by which every rank
   // must have as much of the gradient as of the tensor. Default: the derivative with respect to the piece, laid out as
   // `placements` with Partial as Replicate. For a sum that is the value's gradient, for an average the gradient divided
   // by the number of pieces. For P(max), P(min), P(product) and a norm it takes one or two all_reduces of the piece's
   // size in backward; pieces that share an extremum share its gradient. A user's Reduction defines its own derivative;
   // without one backward throws std::runtime_error.
-  std::optional<Placements> grad_placements;
+  std::optional<Placements> grad_placements = {};
 };
 
 // Returns the global tensor of which `local` is this rank's piece. Shares storage with `local`, and the version by
@@ -87,12 +87,12 @@ at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& 
 struct RedistributeOptions {
   // Sets the placements of the input's gradient. Default: the input's own placements; where the input is Partial, the
   // gradient keeps its own placement there (a Partial one becomes Replicate).
-  std::optional<Placements> grad_placements;
+  std::optional<Placements> grad_placements = {};
   // forward_dtype is the dtype in which the value is sent, and the result's. backward_dtype is the dtype in which the
   // gradient is sent, before it is converted to the input's. Both default to the input's dtype. A reduce_scatter adds
   // bfloat16 and half in float32 on the CPU and rounds once; an all_reduce rounds as its backend does.
-  std::optional<at::ScalarType> forward_dtype;
-  std::optional<at::ScalarType> backward_dtype;
+  std::optional<at::ScalarType> forward_dtype = {};
+  std::optional<at::ScalarType> backward_dtype = {};
   // Returns once the first collectives are started. The first read of the result waits for it, and every rank must read
   // the results of several calls in the same order. The input must not be written until then, else the read throws
   // std::runtime_error on each rank that has written it: write on every rank or on none. The gradient is asynchronous
@@ -101,7 +101,7 @@ struct RedistributeOptions {
   bool async = false;
   // Sets the cost model that plans are compared by, the same on every rank. Without links it is default_cost_model
   // (dtensor/redistribute/route.h).
-  CostModel cost_model;
+  CostModel cost_model = {};
 };
 
 // Returns the same value laid out as `placements`. Returns `dtensor` itself if it has that layout and no option asks

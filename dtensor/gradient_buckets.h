@@ -17,12 +17,12 @@ struct GradientBucketOptions {
   // With 0 each gradient is reduced by itself.
   int64_t bucket_bytes = int64_t{25} << 20;
   // Is the dtype in which gradients are sent and reduced; nullopt: their own.
-  std::optional<at::ScalarType> dtype;
+  std::optional<at::ScalarType> dtype = {};
   // Sets the cost model that the reductions of buckets are planned by, the same on every rank, such as measured_costs
   // of the mesh. The gradients of a bucket share the latency of a step, so that only bandwidths count. Where one mesh
   // dimension is slower than another, a bucket is reduced and scattered along the faster one, reduced along the slower
   // one and gathered again. Without links it is default_cost_model (dtensor/redistribute/route.h).
-  CostModel cost_model;
+  CostModel cost_model = {};
 };
 
 // Names a parameter, which is a DTensor, and the layout that its gradient gets, on the parameter's mesh.

@@ -24,7 +24,7 @@ struct LossScalerOptions {
   double backoff_factor = 0.5;     // after a step with a gradient that is not finite
   int64_t growth_interval = 2000;  // in calls of update()
   // Names the mesh along which ranks hold different parameters, as in clip_grad_norm_.
-  std::optional<DeviceMesh> stages;
+  std::optional<DeviceMesh> stages = {};
 };
 
 // Scales the loss, so that small gradients do not vanish in float16, and the gradients back. Where a gradient is

@@ -64,7 +64,7 @@ struct GatherOptions {
   bool pending_gradient = false;
   // Gives the size of the whole along tensor_dim. Default: this rank's size times the number of ranks. Uneven parts
   // need it.
-  std::optional<int64_t> size;
+  std::optional<int64_t> size = {};
 };
 at::Tensor gather_from_region(const at::Tensor& x, const DeviceMesh& mesh, const GatherOptions& options = {});
 

@@ -20,7 +20,7 @@ struct CheckpointOptions {
   // elements.
   bool distribute_saved_activations = false;
   // Is a 1-D mesh, needed to distribute.
-  std::optional<DeviceMesh> mesh;
+  std::optional<DeviceMesh> mesh = {};
 };
 
 // Returns function(inputs) and keeps only the inputs for backward, which computes the intermediate results again.

@@ -79,7 +79,7 @@ TORCH_MODULE(ParallelLinear);
 ParallelEmbedding parallel_embedding_layer(ParallelEmbeddingOptions options, ParallelDim dim, const DeviceMesh& mesh);
 
 struct ParallelCrossEntropyOptions {
-  at::Tensor weight;
+  at::Tensor weight = {};
   int64_t ignore_index = -100;
   at::Reduction::Reduction reduction = at::Reduction::Mean;
   double label_smoothing = 0;

@@ -21,12 +21,12 @@ struct ShardedEmbeddingOptions {
   // Sizes of the whole table. Default: every rank has as many rows (kVocabulary) or columns (kWidth) as this one. Give
   // them where parts are uneven, as torch.chunk splits them: without them only a rank without any rows or columns
   // notices that.
-  std::optional<int64_t> num_embeddings;
-  std::optional<int64_t> embedding_dim;
+  std::optional<int64_t> num_embeddings = {};
+  std::optional<int64_t> embedding_dim = {};
   // The id, in the whole table, whose row gets no gradient; a negative one counts from the table's end.
-  std::optional<int64_t> padding_idx;
+  std::optional<int64_t> padding_idx = {};
   // Rows that are looked up are first scaled down, in place, to this norm where the norm of the whole row is greater.
-  std::optional<double> max_norm;
+  std::optional<double> max_norm = {};
   double norm_type = 2;  // any p of at::norm
   bool scale_grad_by_freq = false;
   bool sparse = false;  // the gradient of `weight` is a sparse tensor

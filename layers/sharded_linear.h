@@ -25,7 +25,7 @@ struct ShardedLinearOptions {
   bool frozen_weight = false;
   // [out, in], in float32 or the weight's dtype: backward adds the weight's gradient to it in the matmul itself, and
   // the weight gets no gradient.
-  at::Tensor main_grad;
+  at::Tensor main_grad = {};
 };
 
 // Computes x W^T + b of this rank's plain tensors: input [*, in], weight [out, in], bias [out] or undefined -> [*,

@@ -33,11 +33,11 @@ struct ShardedTensorEntry {
 };
 
 struct ShardedStateDictOptions {
-  std::vector<ShardOffset> sharded_offsets;  // outermost first
-  int64_t data_rank = 0;                     // this rank's number among the replicas of the model
+  std::vector<ShardOffset> sharded_offsets = {};  // outermost first
+  int64_t data_rank = 0;                          // this rank's number among the replicas of the model
   // This rank's number among the ranks that have the same plain tensors. Default: its position on the mesh of the
   // module's first DTensor, or 0 if it has none.
-  std::optional<int64_t> tensor_rank;
+  std::optional<int64_t> tensor_rank = {};
 };
 
 // Lists this rank's pieces of the parameters and buffers of `module` and its children, under the names of

@@ -22,8 +22,8 @@ struct DistributeModuleOptions {
   // Is the global rank whose values count for the tensors that the partition function leaves plain, or kNoSource.
   int64_t src_rank = kMeshFirstRank;
   // These wrap the root's forward, which must then be a TESSERA_MODULE (hooks.h).
-  Hookable::PreHook input_fn;
-  Hookable::Hook output_fn;
+  Hookable::PreHook input_fn = {};
+  Hookable::Hook output_fn = {};
 };
 
 // Distributes the parameters and buffers of `module` in place: `partition_fn` (which may be empty) converts what it

@@ -36,16 +36,16 @@ struct ParallelizeOptions {
   // the one called "tp", or the mesh's only dimension. But there is none, and no style may cut anything, where
   // data_dims list all mesh dimensions, or where the plan has no entry and the only dimension has a name, such as {dp:
   // 4}: it splits the batch.
-  std::optional<MeshDim> tensor_dim;
+  std::optional<MeshDim> tensor_dim = {};
   // Lists the mesh dimensions that split the batch: {{"dp"}} or {{0, 1}}. nullopt means all but the one that styles
   // shard over. Parameters are replicated there, and inputs are DTensors with Shard(0) on them: from_local(piece, mesh,
   // placements).
-  std::optional<MeshDims> data_dims;
+  std::optional<MeshDims> data_dims = {};
   // With Shard(0), parameters (not buffers) are sharded on the data dimensions too, along dimension 0, after the tensor
   // dimension's shard, and an optimizer holds state for the piece alone. Operators that use a parameter gather it over
   // the data dimensions, and its gradient is reduce-scattered. This communication is explicit: Strict allows it. Styles
   // with use_local_output are refused. nullopt means that parameters are replicated there.
-  std::optional<Placement> data_placement;
+  std::optional<Placement> data_placement = {};
   // Says how much data_placement saves, as ZeRO's stages do (Rajbhandari et al., arXiv 1910.02054):
   //   3  a gathered parameter is freed after the operator; it is gathered again for the next one, and in backward;
   //   2  a parameter is gathered when it is first used after it was written, and kept until it is written again;
@@ -53,7 +53,7 @@ struct ParallelizeOptions {
   int64_t zero_stage = 3;
   // Lists the data dimensions that data_placement shards over; on the others there are replicas of the shards. nullopt
   // means all data dimensions.
-  std::optional<MeshDims> shard_dims;
+  std::optional<MeshDims> shard_dims = {};
   // Is the most that is gathered ahead of its use, in bytes of whole parameters on one rank; a single parameter may be
   // larger. From the second step on, the parameters that are used next are gathered by one collective while an operator
   // computes. 0: none is.
@@ -65,9 +65,9 @@ struct ParallelizeOptions {
   // Is the dtype, bfloat16 or float16, in which the operators that LibTorch's autocast lists compute when the module is
   // called through what parallelize_module returns. Parameters keep their dtype, and so do their gradients, which
   // gradient_buckets.dtype may send in another. nullopt: operators compute in the dtypes of their inputs.
-  std::optional<at::ScalarType> compute_dtype;
+  std::optional<at::ScalarType> compute_dtype = {};
   // Says how gradients are reduced together; see dtensor/gradient_buckets.h.
-  GradientBucketOptions gradient_buckets;
+  GradientBucketOptions gradient_buckets = {};
   // Is the global rank whose values count; by default it is the mesh's first. With kNoSource each rank keeps its part
   // of its own values, without communication: the values must be equal on every rank, or the replicas differ silently.
   int64_t src_rank = kMeshFirstRank;
@@ -76,7 +76,7 @@ struct ParallelizeOptions {
   // Lists the optimizers that already hold the module's parameters. One with state is refused: LibTorch keys the state
   // by the parameter, and the state has the layout that the parameter had. Parallelize first and then make the
   // optimizer, or parallelize before the first step.
-  std::vector<torch::optim::Optimizer*> optimizers;
+  std::vector<torch::optim::Optimizer*> optimizers = {};
 };
 
 namespace detail {

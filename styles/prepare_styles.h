@@ -15,20 +15,20 @@ namespace tessera {
 using Layouts = std::vector<std::optional<Placement>>;
 
 struct PrepareInputOptions {
-  Layouts input_layouts;          // a plain tensor becomes a DTensor whose piece on this rank it is
-  Layouts desired_input_layouts;  // each tensor is redistributed to this
-  bool use_local_input = false;   // the module receives plain tensors, this rank's pieces
+  Layouts input_layouts = {};          // a plain tensor becomes a DTensor whose piece on this rank it is
+  Layouts desired_input_layouts = {};  // each tensor is redistributed to this
+  bool use_local_input = false;        // the module receives plain tensors, this rank's pieces
 };
 
 struct PrepareOutputOptions {
-  Layouts output_layouts;          // the layout of a plain result
-  Layouts desired_output_layouts;  // each result is redistributed to this
-  bool use_local_output = false;   // the caller receives plain tensors, this rank's pieces
+  Layouts output_layouts = {};          // the layout of a plain result
+  Layouts desired_output_layouts = {};  // each result is redistributed to this
+  bool use_local_output = false;        // the caller receives plain tensors, this rank's pieces
 };
 
 struct PrepareInputOutputOptions {
-  PrepareInputOptions input;
-  PrepareOutputOptions output;
+  PrepareInputOptions input = {};
+  PrepareOutputOptions output = {};
 };
 
 // Lays out the inputs of a container. The container must be a TESSERA_MODULE (hooks.h): LibTorch's own modules cannot

@@ -119,8 +119,8 @@ class SpareWrappers {
     bool gone = false;
   };
   // With this TLS model the compiler finds the variable by an offset in the thread's storage; a thread_local of a
-  // shared library is otherwise found by a call. It takes 16 bytes of the space that the loader reserves for libraries
-  // opened at run time.
+  // shared library is otherwise found by a call. The loader then puts all thread_locals of the library into the
+  // little space that it reserves for libraries opened at run time, so none of them may be large.
   static ThreadState& thread_state() {
     [[gnu::tls_model("initial-exec")]] static constinit thread_local ThreadState value;
     return value;
@@ -131,8 +131,8 @@ class SpareWrappers {
     return mine.here != nullptr || mine.gone ? mine.here : make();
   }
   [[gnu::noinline]] static SpareWrappers* make() {
-    static thread_local SpareWrappers spares;
-    return &spares;
+    static thread_local const auto spares = std::make_unique<SpareWrappers>();
+    return spares.get();
   }
   Bucket& bucket(const Spec* spec) { return buckets_[(reinterpret_cast<std::uintptr_t>(spec) / 64) % buckets_.size()]; }
 

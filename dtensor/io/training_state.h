@@ -50,7 +50,7 @@ struct SaveStateOptions {
   int64_t block_bytes = kUsualBlock;
   // Is called after each tensor, with the bytes that this rank has written so far and in total, on the thread that
   // writes. An exception of it counts as this rank's failure.
-  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
 };
 
 // Saves training states into `folder`, each in a folder of its own, "step_00000100", which appears whole or not at all:

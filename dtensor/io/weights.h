@@ -17,14 +17,14 @@ namespace tessera {
 struct LoadOptions {
   // Maps the module's name of a parameter or buffer to its name in the file; "" leaves that tensor as it is. Without it
   // names are the same.
-  std::function<std::string(const std::string& module_name)> rename;
+  std::function<std::string(const std::string& module_name)> rename = {};
   // Says, in the place of `rename`, how tensors of the file become those of the module: other names, and tensors that
   // are transposed, split, fused or permuted. Of each tensor of the file a rank reads the runs of bytes that its piece
   // needs.
-  WeightRules rules;
+  WeightRules rules = {};
   // Lists names of the module that may be missing in the file; `*` stands for any characters, `?` for one. These
   // tensors stay as they are.
-  std::vector<std::string> allow_missing;
+  std::vector<std::string> allow_missing = {};
   // Says whether the file may hold tensors that the module does not have.
   bool allow_unexpected = false;
   // Says whether a tensor of another dtype than the module's is converted; otherwise it is an error.
@@ -33,7 +33,7 @@ struct LoadOptions {
   // disk error then leaves the module partly loaded; what the headers show is still checked on every rank before.
   bool in_place = false;
   // Is called on this rank after each tensor, with the bytes of this rank's pieces read so far and in total.
-  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
 };
 
 // Loads a safetensors checkpoint into the parameters and buffers of `module`, plain tensors and DTensors alike.

@@ -17,7 +17,7 @@ enum class SmoothingFormula {
 };
 
 struct CrossEntropyOptions {
-  at::Tensor weight;  // [K], for all classes, a plain tensor: the weight of a target of each class
+  at::Tensor weight = {};  // [K], for all classes, a plain tensor: the weight of a target of each class
   int64_t ignore_index = -100;
   at::Reduction::Reduction reduction =
       at::Reduction::Mean;     // or Sum, None; the mean is over the weights of the targets that count
@@ -25,7 +25,7 @@ struct CrossEntropyOptions {
   SmoothingFormula smoothing = SmoothingFormula::kPyTorch;
   // This is K. By default every rank is assumed to have as many classes as this one. It is needed for uneven classes,
   // which are laid out by torch.chunk. If it is given, logits of all classes are refused where a piece is expected.
-  std::optional<int64_t> classes;
+  std::optional<int64_t> classes = {};
 };
 
 // Computes the cross entropy of logits whose classes are cut over the ranks. `logits` is a plain tensor [*, this rank's

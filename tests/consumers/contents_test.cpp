@@ -159,11 +159,35 @@ TEST_CASE("install: one program can include all headers, without warnings") {
     const std::string name = header.lexically_relative(include).string();
     if (name.find("/tests/") == std::string::npos) source += "#include \"" + name + "\"\n";
   }
-  tessera::testing::write_text(installation.home() / "all.cpp", source + "int main() {}\n");
+  // GCC warns of each member that an initializer leaves out, unless it has a value of its own.
+  source +=
+      "using namespace tessera;\n"
+      "int main() {\n"
+      "  (void)ParallelizeOptions{.zero_stage = 3};\n"
+      "  (void)RedistributeOptions{.async = true};\n"
+      "  (void)FromLocalOptions{.check = true};\n"
+      "}\n";
+  tessera::testing::write_text(installation.home() / "all.cpp", source);
   const ShellOutcome outcome = installation.run(installation.home(),
                                                 "export PKG_CONFIG_PATH=~/tessera/lib/pkgconfig\n"
                                                 "g++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror all.cpp "
                                                 "$(pkg-config --define-variable=libtorch=$LIBTORCH --cflags tessera)");
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 0);
+}
+
+// The loader has little space for the thread_locals of libraries that are opened at run time.
+TEST_CASE("install: a program that does not link with the library can open it, as for a plug-in") {
+  const Installation installation;
+  tessera::testing::write_text(installation.home() / "open.cpp",
+                               "#include <dlfcn.h>\n#include <cstdio>\n"
+                               "int main() {\n"
+                               "  if (dlopen(\"libtessera.so\", RTLD_NOW | RTLD_GLOBAL) != nullptr) return 0;\n"
+                               "  std::puts(dlerror());\n"
+                               "  return 1;\n"
+                               "}\n");
+  const ShellOutcome outcome = installation.run(
+      installation.home(), "g++ open.cpp -o open -ldl\nLD_LIBRARY_PATH=~/tessera/lib:$LIBTORCH/lib ./open");
   CAPTURE(outcome.output);
   CHECK(outcome.exit_code == 0);
 }

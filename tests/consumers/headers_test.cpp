@@ -5,6 +5,7 @@
 #include <iterator>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,41 @@ std::vector<std::string> included(const fs::path& header, const char* pattern) {
   return found;
 }
 
+// Returns the members without a value of their own of the aggregates in `text` whose names end with Options.
+std::vector<std::string> members_without_value(const std::string& text) {
+  std::vector<std::string> found;
+  std::string options;  // the struct that the line is in
+  bool continues = false;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::smatch match;
+    if (std::regex_match(line, match, std::regex("struct (\\w*Options) \\{"))) options = match[1];
+    if (line == "};" || line.starts_with("  " + options + "("))
+      options.clear();  // with a constructor it is no aggregate
+    line = line.substr(0, line.find("//"));
+    const bool declares = !options.empty() && line.starts_with("  ") && line.find(';') != std::string::npos;
+    const bool is_function = std::regex_search(line, std::regex("^  [^<]*\\(|\\) const;"));
+    if (declares && !continues && !is_function && line.find('=') == std::string::npos) found.push_back(options + line);
+    continues = !options.empty() && line.starts_with("  ") && line.find(';') == std::string::npos;
+  }
+  return found;
+}
+
 }  // namespace
+
+TEST_CASE("install: a caller may leave out any member of options without a warning of GCC") {
+  CHECK(members_without_value("struct AOptions {\n  int a;  // one\n  int b = 0;\n};\nint c;\n") ==
+        std::vector<std::string>{"AOptions  int a;  "});
+  CHECK(members_without_value("struct AOptions {\n  AOptions();\n  int a;\n};\n").empty());
+  const tessera::PrivateFolder folder;
+  REQUIRE(tessera::testing::shell("tar -xf tools/packaging/headers.tar -C '" + folder.path() + "'").exit_code == 0);
+  for (const fs::path& header : tessera::testing::files_below(folder.path(), {".h"})) {
+    std::ifstream in(fs::path(folder.path()) / header);
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    CAPTURE(header.string());
+    CHECK(members_without_value(text) == std::vector<std::string>());
+  }
+}
 
 TEST_CASE("install: headers include LibTorch, the standard library and each other, and nothing that is missing") {
   const tessera::PrivateFolder folder;

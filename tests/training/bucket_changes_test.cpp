@@ -471,6 +471,42 @@ TEST_CASE("a gradient that autograd copies stays pending while gradients are add
   });
 }
 
+TEST_CASE("gradients that two mesh dimensions cut together are added to a .grad of another layout") {
+  const at::Tensor rows = numbers({1, 4, 8});
+  torch::nn::MultiheadAttention plain(torch::nn::MultiheadAttentionOptions(8, 2));
+  plain->to(at::kDouble);
+  const auto loss_of = [](auto& attention, const at::Tensor& x) {
+    const at::Tensor t = x.transpose(0, 1);
+    return std::get<0>(attention(t, t, t)).square().mean();
+  };
+  for (int i = 0; i < 2; ++i) loss_of(plain, rows).backward();
+  run_in_process(4, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
+    torch::nn::MultiheadAttention module(torch::nn::MultiheadAttentionOptions(8, 2));
+    module->to(at::kDouble);
+    {
+      const torch::NoGradGuard no_grad;
+      const auto from = plain->named_parameters();
+      for (auto& item : module->named_parameters()) item.value().copy_(from[item.key()]);
+    }
+    auto attention = parallelize_module(module, mesh, {}, {.data_placement = Shard(0), .zero_stage = 2});
+    const at::Tensor x = distribute_tensor(rows, mesh, {Shard(0), Shard(2)}, kNoSource);
+    for (int step = 0; step < 2; ++step) {
+      module->zero_grad(/*set_to_none=*/false);
+      {
+        const AccumulateGradients guard(mesh);
+        loss_of(attention, x).backward();
+      }
+      loss_of(attention, x).backward();
+      for (const auto& item : plain->named_parameters()) {
+        CAPTURE(item.key());
+        const at::Tensor grad = full_tensor(module->named_parameters()[item.key()].grad());
+        CHECK(at::allclose(grad, item.value().grad(), 1e-9, 1e-12));
+      }
+    }
+  });
+}
+
 TEST_CASE("refused: parameters that cannot be reduced together, and layouts that gradients cannot have") {
   using Make = std::function<std::vector<BucketedParameter>(const DeviceMesh&)>;
   const auto refused = [](const std::string& text, const Make& make,
