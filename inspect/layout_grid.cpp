@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <stdexcept>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -192,6 +193,10 @@ std::string ranks_text(const std::vector<int64_t>& ranks) {
 }
 
 LayoutGrid layout_grid(const std::vector<int64_t>& shape, const Mesh& mesh, const Placements& given) {
+  if (std::ranges::any_of(shape, [](const int64_t size) { return size < 0; })) {
+    throw std::invalid_argument(fmt::format(
+        "visualize: the global shape [{}] has a negative size; give sizes of 0 or more", fmt::join(shape, ", ")));
+  }
   const Placements placements = normalize(given, mesh, static_cast<int64_t>(shape.size()), "visualize");
   check_layout(placements, mesh, shape, "visualize");
   const std::vector<RankTile> tiles = tiles_of(shape, mesh, placements);

@@ -40,8 +40,8 @@ struct LayoutGrid {
   std::vector<std::string> tiles;  // one text per rank of the mesh: "rank 0: [0-2+4-6, 0-6]"
 };
 
-// Returns the picture of a layout; `shape` is global. Throws std::invalid_argument on placements that do not fit the
-// mesh or the shape.
+// Returns the picture of a layout; `shape` is global. Throws std::invalid_argument on a negative size, and on
+// placements that do not fit the mesh or the shape.
 LayoutGrid layout_grid(const std::vector<int64_t>& shape, const Mesh& mesh, const Placements& placements);
 
 // Returns ranks as text: runs of three and more as "0..3".

@@ -25,8 +25,8 @@ namespace tessera {
 std::string visualize(const at::Tensor& dtensor);
 std::string visualize_svg(const at::Tensor& dtensor);
 
-// Return the picture of a layout that no tensor needs to have; `shape` is global. Throw std::invalid_argument on
-// placements that do not fit the mesh or the shape.
+// Return the picture of a layout that no tensor needs to have; `shape` is global. Throw std::invalid_argument on a
+// negative size, and on placements that do not fit the mesh or the shape.
 std::string visualize(const std::vector<int64_t>& shape, const Mesh& mesh, const Placements& placements);
 std::string visualize_svg(const std::vector<int64_t>& shape, const Mesh& mesh, const Placements& placements);
 

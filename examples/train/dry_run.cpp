@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 #include <torch/nn/module.h>
@@ -86,13 +87,13 @@ std::string dry_run(Options options) {
   // Shapes and dtypes alone say how much a rank would hold and send, so the step is computed on the CPU and needs no
   // GPU.
   options.dtype = compute_dtype(options);
-  options.device = "cpu";
+  const std::string device = std::exchange(options.device, "cpu");
   options.is_dry_run = true;  // no rank builds the whole model
   const tessera::DeviceMesh mesh = mesh_of(options, 0);
   Trainer trainer(options, mesh);
   const tessera::Description description = tessera::describe(trainer.module());
-  const std::string head =
-      fmt::format("plan on {}\n{}\nweights on rank 0\n{}\n", mesh.to_string(), trainer.plan(), to_string(description));
+  const std::string head = fmt::format("plan on {} on {}\n{}\nweights on rank 0\n{}\n", mesh.mesh().to_string(), device,
+                                       trainer.plan(), to_string(description));
   const Windows windows(std::string(static_cast<std::size_t>(options.sequence) * 2, ' '), options.sequence);
   const tessera::GlobalBatches batches(windows.size(), options.batch, 0);
   // In the first two steps, the order of gradients and of gathered parameters is learned.

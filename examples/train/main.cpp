@@ -2,7 +2,9 @@
 // it lists its options; docs/training.md explains them.
 
 #include <signal.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 
@@ -27,9 +29,7 @@ void on_signals(void (*handler)(int)) {
   if (::sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int train_on_this_rank(int argc, char** argv) {
   try {
     const auto world = tessera::World::from_environment();
     const bool is_first = world->rank() == 0;
@@ -49,4 +49,18 @@ int main(int argc, char** argv) {
     std::cerr << "train: " << error.what() << std::endl;
     return 1;
   }
+}
+
+// tools/train makes the folder of a new run, so that no other run takes its name.
+void remove_folder_if_empty() {
+  const char* const folder = std::getenv("TESSERA_TRAIN_NEW_RUN");
+  if (folder != nullptr) ::rmdir(folder);  // which removes no folder that has something in it
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int exit_code = train_on_this_rank(argc, argv);
+  if (exit_code != 0) remove_folder_if_empty();
+  return exit_code;
 }

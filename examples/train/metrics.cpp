@@ -1,5 +1,6 @@
 #include "tessera/examples/train/metrics.h"
 
+#include <cerrno>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -65,13 +66,15 @@ MetricsFile::MetricsFile(const std::string& path, int64_t first_step, int64_t st
     if (metric.step <= first_step && !is_made_again) kept += to_json(metric) + '\n';
   }
   replace_file(path, kept);
+  errno = 0;
   file_.open(path, std::ios::app);
-  if (!file_) throw std::runtime_error(fmt::format("cannot write '{}'", path_));
+  if (!file_) throw_not_written(path_, errno);
 }
 
 void MetricsFile::add(const Metric& metric) {
+  errno = 0;
   file_ << to_json(metric) << std::endl;
-  if (!file_) throw std::runtime_error(fmt::format("cannot write '{}'", path_));
+  if (!file_) throw_not_written(path_, errno);
 }
 
 }  // namespace train

@@ -47,6 +47,11 @@ std::string read_mesh(const std::string& text, Options& options) {
   return "";
 }
 
+// A run may be resumed from another folder.
+std::string absolute(const std::string& path) {
+  return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
+}
+
 // `mesh` holds the text of --mesh.
 void add_job(CLI::App& app, Options& options, std::string& mesh) {
   app.add_option("--run", options.run,
@@ -54,7 +59,8 @@ void add_job(CLI::App& app, Options& options, std::string& mesh) {
       ->configurable(false);
   app.add_flag("--resume", options.is_resumed, "Go on after the newest checkpoint of the run's folder, on any mesh")
       ->configurable(false);
-  app.add_option("--data", options.data, "A folder of text, which is all read; by default LibTorch's own headers");
+  app.add_option("--data", options.data, "A folder of text, which is all read; by default LibTorch's own headers")
+      ->transform(absolute);
   app.add_option("--mesh", mesh, "Ranks that cut the batch (dp) and the layers (tp)")
       ->capture_default_str()
       ->check([&options](const std::string& text) { return read_mesh(text, options); }, "dp=N,tp=N");
@@ -145,6 +151,29 @@ std::string names_of(const CLI::App& app) {
   return fmt::format("the options are {}", fmt::join(names, " "));
 }
 
+// Returns what is wrong with the names in the config file, in which CLI11 has found an error.
+std::string wrong_name_in_config(const CLI::App& app) {
+  const auto file = app.get_config_ptr()->as<std::string>();
+  for (const CLI::ConfigItem& item : app.get_config_formatter()->from_file(file)) {
+    if (item.name == "++") {
+      return fmt::format("'{}' has the section [{}], but options stand in no section; remove that line", file,
+                         fmt::join(item.parents, "."));
+    }
+    if (item.name.empty()) return fmt::format("'{}' has a line that begins with '='; write an option before it", file);
+    const CLI::Option* const option = app.get_option_no_throw("--" + item.fullname());
+    if (option == nullptr) {
+      return fmt::format("'{}' has '{}', which is no option; correct its name, or remove its line", file,
+                         item.fullname());
+    }
+    if (!option->get_configurable()) {
+      return fmt::format(
+          "'{0}' has '{1}', which such a file cannot give; remove its line, and give --{1} to the program", file,
+          item.fullname());
+    }
+  }
+  return fmt::format("'{}' cannot be read as a file of options; write lines such as steps=100", file);
+}
+
 void set_failure(Parsed& parsed, int code, const std::string& message) {
   parsed.exit_code = code;
   parsed.message = message;
@@ -156,6 +185,7 @@ Parsed parse(const std::vector<std::string>& arguments) {
   CLI::App app("Trains a transformer on bytes of text, on a mesh of ranks", "train");
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.set_config("--config", "", "A file of options, as config.ini of a run's folder is");
+  app.get_config_formatter_base()->arrayDelimiter('\n');  // so that blanks and commas are part of a value
   app.allow_config_extras(false);
   add_job(app, parsed.options, mesh);
   add_model(app, parsed.options);
@@ -169,10 +199,12 @@ Parsed parse(const std::vector<std::string>& arguments) {
     if (!conflict.empty()) set_failure(parsed, 1, "train: " + conflict);
   } catch (const CLI::CallForHelp&) {
     set_failure(parsed, 0, app.help());
+  } catch (const CLI::ConfigError&) {
+    set_failure(parsed, 1, fmt::format("train: {}\n{}", wrong_name_in_config(app), names_of(app)));
+  } catch (const CLI::ExtrasError& error) {
+    set_failure(parsed, 1, fmt::format("train: {}\n{}", error.what(), names_of(app)));
   } catch (const CLI::ParseError& error) {
-    const bool is_of_a_name = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
-                              dynamic_cast<const CLI::ConfigError*>(&error) != nullptr;
-    set_failure(parsed, 1, fmt::format("train: {}{}", error.what(), is_of_a_name ? "\n" + names_of(app) : ""));
+    set_failure(parsed, 1, fmt::format("train: {}", error.what()));
   }
   return parsed;
 }

@@ -89,13 +89,18 @@ std::string curve(const Points& points, const Scale& x, const Scale& y, const ch
          (has_dots ? dots : "");
 }
 
+// Returns the text of a mark, of which two are never the same: a quarter of `most` tokens lies between them.
+std::string tokens_text(double tokens, double most) {
+  return most < 4000 ? fmt::format("{:g}", tokens) : fmt::format("{:.0f}k", tokens / 1000);
+}
+
 std::string axes(const Scale& x, const Scale& y) {
   std::string out =
       fmt::format(R"(<path d="M{0} {1}V{2}H{3}" fill="none" stroke="currentColor"/>)", kLeft, y.to, y.from, x.to);
   constexpr int kMarks = 4;
   for (int i = 0; i <= kMarks; ++i) {
     const double tokens = x.least + (x.most - x.least) * i / kMarks, bits = y.least + (y.most - y.least) * i / kMarks;
-    out += text_at(x(tokens), y.from + 16, fmt::format("{:.0f}k", tokens / 1000));
+    out += text_at(x(tokens), y.from + 16, tokens_text(tokens, x.most));
     out += text_at(kLeft - 6, y(bits) + 4, fmt::format("{:.2f}", bits), "end");
   }
   return out + text_at(kWidth / 2, y.from + 34, "tokens");

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <numbers>
 #include <optional>
@@ -33,6 +32,7 @@
 #include "tessera/examples/train/replace_file.h"
 #include "tessera/examples/train/report.h"
 #include "tessera/examples/train/restart.h"
+#include "tessera/examples/train/run_lock.h"
 #include "tessera/examples/train/trainer.h"
 #include "tessera/examples/train/windows.h"
 #include "tessera/inspect/timeline.h"
@@ -150,6 +150,7 @@ class Run {
   DeviceMesh host_mesh_;  // the same ranks on the CPU: what they agree on after a step does not wait for a GPU
   bool is_first_;
   Stop stop_;
+  std::optional<RunLock> lock_;  // of rank 0; what writes the folder ends before it
   Checkpoints checkpoints_;
 
   Corpus corpus_;
@@ -174,18 +175,22 @@ void Run::say(const std::string& text) {
 }
 
 void Run::start() {
-  tessera::Agreement({mesh_}, "train")
-      .run(
-          [&] {
-            first_step_ = first_step_of(options_, checkpoints_);
-            corpus_ = read_corpus(options_.data.empty() ? libtorch_headers()
-                                                        : CorpusFolder{.path = options_.data, .parts = {}});
-            training_.emplace(std::move(corpus_.training), options_.sequence);
-            held_out_.emplace(std::move(corpus_.held_out), options_.sequence);
-          },
-          [&] { return fmt::format("{} {} {}", corpus_.hash, first_step_, compute_dtype(options_)); },
-          "the ranks read different data or checkpoints, or compute in different dtypes; all of them need the same "
-          "folders, and where their hosts' CPUs differ a --dtype");
+  const tessera::Agreement ranks({mesh_}, "train");
+  // No rank reads the folder before. Where there is no run to resume, no folder is made.
+  ranks.run([&] {
+    if (is_first_ && (!options_.is_resumed || fs::exists(options_.run))) lock_.emplace(options_.run);
+  });
+  ranks.run(
+      [&] {
+        first_step_ = first_step_of(options_, checkpoints_);
+        corpus_ =
+            read_corpus(options_.data.empty() ? libtorch_headers() : CorpusFolder{.path = options_.data, .parts = {}});
+        training_.emplace(std::move(corpus_.training), options_.sequence);
+        held_out_.emplace(std::move(corpus_.held_out), options_.sequence);
+      },
+      [&] { return fmt::format("{} {} {}", corpus_.hash, first_step_, compute_dtype(options_)); },
+      "the ranks read different data or checkpoints, or compute in different dtypes; all of them need the same "
+      "folders, and where their hosts' CPUs differ a --dtype");
   say(summary_of(corpus_));
   say(fmt::format("data's hash: {}", corpus_.hash));
   batches_.emplace(training_->size(), options_.batch, static_cast<uint64_t>(options_.seed));
@@ -308,9 +313,7 @@ void Run::write_report(const std::string& outcome, const std::string& written) {
   report_.weights = tessera::to_string(tessera::describe(trainer_->module()));
   report_.layouts = layouts_of(trainer_->module());
   report_.metrics = read_metrics(options_.run + "/metrics.jsonl");
-  std::ofstream file(options_.run + "/report.html");
-  file << to_html(report_) << std::flush;
-  if (!file) throw std::runtime_error(fmt::format("cannot write '{}/report.html'", options_.run));
+  replace_file(options_.run + "/report.html", to_html(report_));
 }
 
 int Run::end() {

@@ -21,7 +21,8 @@ struct Stop {
 // the run is then saved and ends.
 //
 // Throws std::invalid_argument, alike on every rank, when the options do not fit the world, the data or the run's
-// folder; std::runtime_error when the loss is not finite, and when the folder cannot be written.
+// folder, or another process trains in that folder; std::runtime_error when the loss is not finite, and when the folder
+// cannot be written.
 int run(const Parsed& parsed, const std::shared_ptr<tessera::World>& world, const Stop& stop);
 
 }  // namespace train

@@ -243,6 +243,9 @@ TEST_CASE("visualize: a layout that does not fit is refused") {
   CHECK_THROWS_WITH_AS(visualize({4}, Mesh({2}), {}), doctest::Contains("visualize"), std::invalid_argument);
   CHECK_THROWS_AS(visualize({5}, Mesh({2}), {RaggedShard(0, {1, 3})}), std::invalid_argument);
   CHECK_THROWS_AS(visualize(at::ones({2})), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(visualize({-1, 4}, Mesh({2}), {Shard(0)}),
+                       doctest::Contains("visualize: the global shape [-1, 4] has a negative size"),
+                       std::invalid_argument);
 }
 
 TEST_CASE("visualize: a DTensor is drawn alike on every rank") {

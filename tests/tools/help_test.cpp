@@ -1,5 +1,5 @@
-// Asks the scripts of tools/ and the launcher for help. A script answers at once: it installs and builds nothing
-// before.
+// Asks the scripts of tools/ and the launcher for help, and gives scripts wrong arguments. A script answers at once: it
+// installs and builds nothing before.
 
 #include <filesystem>
 #include <fstream>
@@ -88,6 +88,53 @@ TEST_CASE("tools: --help may stand behind other arguments, where these are not a
   }
   CHECK(contains(no_build.run("install", "/nowhere --help").output, "tools/install PREFIX"));
   CHECK_FALSE(no_build.is_called());
+}
+
+TEST_CASE("tools/fuzz: a name that is no reader's is answered with those that are, before anything is made") {
+  const NoBuild no_build;
+  for (const char* arguments : {"nope", "state_manifest nope", "'param_groups read_box' --keep"}) {
+    CAPTURE(arguments);
+    const ShellOutcome outcome = no_build.run("fuzz", arguments);
+    CAPTURE(outcome.output);
+    CHECK(outcome.exit_code == 2);
+    CHECK(contains(outcome.output, "' is no reader; name one of: checked_manifest "));
+    CHECK(contains(outcome.output, " state_manifest\n"));
+  }
+  CHECK_FALSE(no_build.is_called());
+  CHECK_FALSE(fs::exists(tessera::testing::source_root() / ".fuzz/nope"));
+}
+
+TEST_CASE("tools/gpu collect: a folder in which nothing was built is refused, and no other one is made") {
+  const NoBuild no_build;
+  const PrivateFolder folder;
+  const ShellOutcome outcome =
+      no_build.run("gpu", "collect " + folder.path() + "/wrong " + folder.path() + "/collected");
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 1);
+  CHECK(contains(outcome.output, "/wrong' has no program tests/gpu/gpu_test; name the folder of what was built"));
+  CHECK_FALSE(fs::exists(folder.path() + "/collected"));
+}
+
+TEST_CASE("tools/install: what it says to CMake can be copied where the prefix has a blank in its name") {
+  const PrivateFolder folder;
+  const std::string tools = folder.path() + "/tools", prefix = folder.path() + "/a prefix";
+  fs::create_directories(tools + "/packaging");
+  for (const char* name : {"install", "lib.sh"}) {
+    fs::copy_file(tessera::testing::source_root() / "tools" / name, tools + "/" + name);
+  }
+  // What is installed is nothing.
+  REQUIRE(shell("tar -cf " + tools + "/packaging/tree.tar -T /dev/null").exit_code == 0);
+  std::ofstream(tools + "/setup") << "#!/bin/sh\n";
+  std::ofstream(folder.path() + "/bazel") << "#!/bin/sh\nif [ $1 = info ]; then echo " << folder.path() << "; fi\n";
+  for (const std::string& path : {tools + "/setup", folder.path() + "/bazel"}) {
+    fs::permissions(path, fs::perms::owner_all);
+  }
+  const ShellOutcome outcome = shell("PATH=" + folder.path() + ":\"$PATH\" '" + tools + "/install' '" + prefix + "'");
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  const std::size_t at = outcome.output.find(" -DCMAKE_PREFIX_PATH=");
+  REQUIRE(at != std::string::npos);
+  CHECK(shell("printf '%s' " + outcome.output.substr(at)).output == "-DCMAKE_PREFIX_PATH=" + prefix);
 }
 
 TEST_CASE("launch --help: it calls itself as the user does") {

@@ -504,6 +504,15 @@ TEST_CASE("launch: mistakes in its arguments are reported") {
   CHECK(contains(launch({"-n", "2"}).err, "no program was named"));
   CHECK(contains(launch({"-n", "0", "true"}).err, "0 not in range"));
   CHECK(launch({"-n", "1", "--time-limit", "0.2", "sleep", "100"}).exit_code == 124);
+  ::setenv("TESSERA_BACKEND", "nccl", 1);
+  const LaunchOutcome named = launch({"-n", "1", "true"}), given = launch({"--backend", "gloo", "-n", "1", "true"});
+  ::unsetenv("TESSERA_BACKEND");
+  CHECK(named.exit_code == 1);
+  CHECK(contains(named.err,
+                 "launch: TESSERA_BACKEND is 'nccl', which is no backend for CPU tensors; set it to gloo or "
+                 "mpi, unset it, or give --backend\n"));
+  CHECK(given.exit_code == 0);
+  CHECK(contains(launch({"--backend", "nccl", "-n", "1", "true"}).err, "--backend: nccl not in"));
   CHECK_THROWS_AS(tessera::run_process_group({}), std::invalid_argument);
   CHECK_THROWS_WITH_AS(tessera::run_process_group({.command = {"true"}, .size = -2}),
                        "run_process_group: -2 ranks were asked for; at least 1 is needed", std::invalid_argument);

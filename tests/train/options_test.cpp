@@ -117,8 +117,52 @@ TEST_CASE("options: a config file gives the same options, and gives way to the c
   std::ofstream(file, std::ios::app) << "hiden=3\n";
   const Parsed wrong = parse({"--config", file.c_str()});
   CHECK(wrong.exit_code == std::optional<int>(1));
-  CHECK(contains(wrong.message, "hiden"));
+  CHECK(contains(wrong.message, "'" + file + "' has 'hiden', which is no option; correct its name"));
   CHECK(contains(wrong.message, "the options are"));
+}
+
+TEST_CASE("options: what is wrong with a config file is answered with the file, the line and what to do") {
+  struct Row {
+    std::string text;
+    std::string part;
+  };
+  const std::vector<Row> rows = {
+      {"steps=3\nstepz=5\n", "has 'stepz', which is no option; correct its name, or remove its line\nthe options are"},
+      {"=500\n", "has a line that begins with '='; write an option before it"},
+      {"resume=true\n",
+       "has 'resume', which such a file cannot give; remove its line, and give --resume to the program"},
+      {"[model]\nhidden=64\n", "has the section [model], but options stand in no section; remove that line"},
+      {"model.hidden=64\n", "has 'model.hidden', which is no option"},
+  };
+  const tessera::PrivateFolder folder;
+  const std::string file = folder.path() + "/some.ini";
+  for (const Row& row : rows) {
+    CAPTURE(row.text);
+    std::ofstream(file) << row.text;
+    const Parsed parsed = parse({"--config", file.c_str()});
+    CAPTURE(parsed.message);
+    CHECK(parsed.exit_code == std::optional<int>(1));
+    CHECK(contains(parsed.message, "train: '" + file + "' " + row.part));
+  }
+}
+
+TEST_CASE("options: a relative path of the data is one from the folder of the call, and is saved whole") {
+  const tessera::PrivateFolder folder;
+  const std::string file = folder.path() + "/config.ini", here = std::filesystem::current_path().string();
+  const Parsed given = parse({"--data", "some/../a text"});
+  CHECK(given.options.data == here + "/a text");
+  CHECK(contains(given.config, "data=\"" + here + "/a text\"\n"));
+  for (const char* line : {"data=a text, and more", "data = \"a text, and more\""}) {
+    CAPTURE(line);
+    std::ofstream(file) << line << "\nmesh=dp=2,tp=3\n";
+    const Options read = parse({"--config", file.c_str()}).options;
+    CHECK(read.data == here + "/a text, and more");
+    CHECK(read.dp == 2);
+    CHECK(read.tp == 3);
+  }
+  CHECK(parse({}).options.data.empty());
+  std::ofstream(file) << parse({}).config;
+  CHECK(parse({"--config", file.c_str()}).options.data.empty());
 }
 
 TEST_CASE("options: a run goes on with the options that it was begun with, and with others where they are given") {

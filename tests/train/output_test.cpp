@@ -1,10 +1,18 @@
-// Tests what the program writes: the progress line, metrics.jsonl and report.html.
+// Tests what the program writes, the progress line, metrics.jsonl and report.html, and the lock of a run's folder.
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -12,7 +20,9 @@
 #include "tessera/examples/train/metrics.h"
 #include "tessera/examples/train/printable.h"
 #include "tessera/examples/train/progress.h"
+#include "tessera/examples/train/replace_file.h"
 #include "tessera/examples/train/report.h"
+#include "tessera/examples/train/run_lock.h"
 #include "tessera/inspect/timeline.h"
 #include "tessera/inspect/visualize.h"
 #include "tessera/mesh/mesh.h"
@@ -33,7 +43,16 @@ std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+int flock_error = 0;  // is not 0 where the file system has no locks
+
 }  // namespace
+
+// Takes the place of the C library's.
+extern "C" __attribute__((visibility("default"))) int flock(int fd, int operation) noexcept {
+  if (flock_error == 0) return static_cast<int>(::syscall(SYS_flock, fd, operation));
+  errno = flock_error;
+  return -1;
+}
 
 TEST_CASE("progress: plain lines have the step, the loss, tokens per second and the time left") {
   std::ostringstream out;
@@ -97,6 +116,97 @@ TEST_CASE("metrics: lines are written, read, and dropped where a run goes on bef
   std::ofstream(path, std::ios::app) << "nonsense\n";
   CHECK_THROWS_WITH_AS(train::read_metrics(path), doctest::Contains("nonsense"), std::invalid_argument);
   CHECK(train::read_metrics(folder.path() + "/none").empty());
+}
+
+TEST_CASE("replace_file: what cannot be written names the system's reason, and leaves the old file and no part") {
+  const tessera::PrivateFolder folder;
+  const std::string path = folder.path() + "/x";
+  train::replace_file(path, "old");
+  std::filesystem::create_symlink("/dev/full", path + ".new");
+  CHECK_THROWS_WITH_AS(train::replace_file(path, "new"),
+                       ("cannot write '" + path + "': No space left on device").c_str(), std::runtime_error);
+  CHECK(read_file(path) == "old");
+  CHECK(!std::filesystem::is_symlink(path + ".new"));
+  CHECK_THROWS_WITH_AS(train::replace_file(folder.path() + "/none/x", "new"),
+                       doctest::Contains("/none/x': No such file or directory"), std::runtime_error);
+  CHECK_THROWS_WITH_AS(train::replace_file(folder.path(), "new"), doctest::Contains("': Is a directory"),
+                       std::runtime_error);
+  CHECK(!std::filesystem::exists(folder.path() + ".new"));
+}
+
+TEST_CASE("run lock: a folder has one holder, and keeps nothing of one that ends") {
+  const tessera::PrivateFolder folder;
+  const std::string run = folder.path() + "/runs/one";
+  {
+    const train::RunLock held(run);
+    CHECK(std::filesystem::exists(run + "/.lock"));
+    CHECK_THROWS_WITH_AS(
+        const train::RunLock other(run),
+        ("another process is training in this folder: '" + run + "'; wait until it ends, or give another --run")
+            .c_str(),
+        std::invalid_argument);
+    CHECK(std::filesystem::exists(run + "/.lock"));
+  }
+  CHECK(!std::filesystem::exists(run));
+  std::filesystem::create_directories(run);
+  { const train::RunLock again(run); }
+  CHECK(std::filesystem::is_empty(run));
+  {
+    const train::RunLock again(run);
+    std::ofstream(run + "/config.ini") << "steps=3\n";
+  }
+  CHECK(std::filesystem::exists(run + "/config.ini"));
+  CHECK(!std::filesystem::exists(run + "/.lock"));
+}
+
+TEST_CASE("run lock: a file system without locks does not stop a run") {
+  const tessera::PrivateFolder folder;
+  for (const int error : {ENOLCK, ENOTSUP, EOPNOTSUPP, ENOSYS}) {
+    CAPTURE(error);
+    flock_error = error;
+    CHECK_NOTHROW([&] { const train::RunLock one(folder.path()), other(folder.path()); }());
+    flock_error = 0;
+  }
+}
+
+TEST_CASE("metrics: a line that cannot be written names the system's reason") {
+  const tessera::PrivateFolder folder;
+  const std::string path = folder.path() + "/metrics.jsonl";
+  train::MetricsFile file(path, 0, 2);
+  // The file that is open is replaced by the full device in its own place.
+  const int full = ::open("/dev/full", O_WRONLY);
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    if (std::filesystem::read_symlink(entry.path(), gone) == path) {
+      ::dup2(full, std::stoi(entry.path().filename().string()));
+    }
+  }
+  ::close(full);
+  CHECK_THROWS_WITH_AS(file.add({.step = 1, .tokens = 64, .loss = 0.1}),
+                       ("cannot write '" + path + "': No space left on device").c_str(), std::runtime_error);
+}
+
+TEST_CASE("report: no two marks of the tokens are the same") {
+  struct Row {
+    int64_t tokens;
+    std::vector<std::string> marks;
+  };
+  const std::vector<Row> rows = {
+      {2560, {"0", "640", "1280", "1920", "2560"}},
+      {1, {"0", "0.25", "0.5", "0.75", "1"}},
+      {4000, {"0k", "1k", "2k", "3k", "4k"}},
+      {2'048'000, {"0k", "512k", "1024k", "1536k", "2048k"}},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.tokens);
+    Report report;
+    report.metrics = {{.step = 1, .tokens = row.tokens, .loss = 5.0}};
+    const std::string html = train::to_html(report);
+    for (const std::string& mark : row.marks) {
+      CAPTURE(mark);
+      CHECK(html.find("text-anchor='middle'>" + mark + "</text>") != std::string::npos);
+    }
+  }
 }
 
 TEST_CASE("report: it names no other file and no address, and text cannot break it") {

@@ -105,6 +105,44 @@ std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// Has tools/train in a checkout of its own, where the program is built already, and a folder from which it is called.
+class Checkout {
+ public:
+  Checkout() : root_(folder_.path() + "/a checkout") {
+    fs::create_directories(root_ + "/tools");
+    fs::create_directories(root_ + "/bin/examples/train");
+    fs::create_directories(caller());
+    for (const char* name : {"train", "lib.sh"}) {
+      fs::copy_file(fs::canonical(std::string("tools/") + name), root_ + "/tools/" + name);
+    }
+    fs::create_symlink(fs::canonical("examples/train/train"), root_ + "/bin/examples/train/train");
+    fs::create_symlink(fs::canonical("tools/launcher/launch"), root_ + "/tools/launch");
+    std::ofstream(root_ + "/tools/setup") << "#!/bin/sh\n";
+    std::ofstream(root_ + "/bin/bazel") << "#!/bin/sh\nif [ $1 = info ]; then echo '" << root_ << "/bin'; fi\n";
+    for (const char* name : {"/tools/setup", "/bin/bazel"}) fs::permissions(root_ + name, fs::perms::owner_all);
+  }
+
+  std::string caller() const { return folder_.path() + "/a caller"; }
+  std::string command(const std::string& arguments) const {
+    return fmt::format("PATH='{0}/bin':\"$PATH\" timeout 120 '{0}/tools/train' {1}", root_, arguments);
+  }
+  // Calls the script for a small model on two ranks.
+  ShellOutcome train(const std::string& arguments) const {
+    return shell(fmt::format("cd '{}' && {}", caller(),
+                             command("--mesh dp=2 --hidden 16 --layers 1 --heads 4 --sequence 16 " + arguments)));
+  }
+  // Returns the folders below runs/.
+  std::vector<std::string> runs() const {
+    std::vector<std::string> out;
+    for (const fs::directory_entry& each : fs::directory_iterator(root_ + "/runs")) out.push_back(each.path().string());
+    return out;
+  }
+
+ private:
+  tessera::PrivateFolder folder_;
+  std::string root_;
+};
+
 std::string last_line(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   return text.substr(text.rfind('\n') + 1);
@@ -318,6 +356,73 @@ TEST_CASE("train: SIGTERM after the last step, which is saved, ends it at once")
   CHECK(contains(resumed, "validation: "));
 }
 
+TEST_CASE("train: a second job in the folder of one that trains is refused on every rank, and changes nothing there") {
+  const Folders folders;
+  const std::string run = folders.run("run"), output = folders.run("output");
+  const std::string endless = "--mesh dp=1 --check-steps 0 --steps 1000000 --save-every 5";
+  const ShellOutcome outcome = shell(fmt::format(
+      "{0} > {1} 2>&1 &\njob=$!\n"
+      "until test -e {2}/checkpoints/step_00000005/state.json || ! kill -0 $job; do sleep 0.05; done\n"
+      "file=$(stat -c %i {2}/metrics.jsonl)\n"
+      "for more in '' --resume; do {3} $more; echo \"code $?\"; done\n"
+      "test $file = $(stat -c %i {2}/metrics.jsonl) && echo 'the same file'\n"
+      "kill -9 $(pgrep -f '^examples/train/train --run {2} ' | tail -1)\nwait $job\n"
+      "test -e {2}/.lock && echo 'the lock was left'\n"
+      "{4}; echo \"code $?\"; ls -A {2}\n",
+      command(folders, 1, "run", endless), output, run, command(folders, 2, "run", "--mesh dp=2 --check-steps 0"),
+      command(folders, 1, "run", "--mesh dp=1 --resume --check-steps 0 --steps 1000000 --stop-at 1")));
+  CAPTURE(outcome.output);
+  const std::string refused = fmt::format(
+      "rank 0: another process is training in this folder: '{}'; wait until it ends, or give another --run\n", run);
+  std::size_t at = 0;
+  for (int i = 0; i < 4; ++i) {  // two ranks, twice
+    at = outcome.output.find(refused, at);
+    REQUIRE(at != std::string::npos);
+    at += refused.size();
+  }
+  const std::size_t second = outcome.output.find("code 1\n", outcome.output.find("code 1\n") + 1);
+  REQUIRE(second != std::string::npos);
+  for (const char* part : {"the same file\n", "the lock was left\n", "goes on after step ", "code 0\n"}) {
+    CAPTURE(part);
+    CHECK(contains(outcome.output, part));
+  }
+  CHECK(outcome.output.find("code 0\n") > second);
+  CHECK(!fs::exists(run + "/.lock"));
+  CHECK(!contains(read_file(output), "another process"));
+}
+
+TEST_CASE("train: of two new jobs in one folder, also one that is not there, one trains and the other is refused") {
+  const Folders folders;
+  const ShellOutcome outcome =
+      shell(fmt::format("{0} >{1} 2>&1 & first=$!\n{0} >{2} 2>&1 & second=$!\n"
+                        "while kill -0 $first && kill -0 $second; do sleep 0.05; done 2>/dev/null\n"
+                        "kill -TERM $first $second 2>/dev/null\n"
+                        "for job in $first $second; do wait $job; echo \"code $?\"; done\n",
+                        command(folders, 1, "new/run", "--mesh dp=1 --check-steps 0 --steps 1000000"),
+                        folders.run("first"), folders.run("second")));
+  CAPTURE(outcome.output);
+  const std::string one = read_file(folders.run("first")), other = read_file(folders.run("second"));
+  const bool is_one_refused = contains(one, "train: another process is training in this folder: '");
+  CAPTURE(last_line(is_one_refused ? other : one));
+  CHECK(outcome.output == (is_one_refused ? "code 1\ncode 0\n" : "code 0\ncode 1\n"));
+  CHECK(contains(is_one_refused ? one : other, "train: another process is training in this folder: '"));
+  CHECK(contains(is_one_refused ? other : one, ", which is saved; --resume --run "));
+  CHECK(!losses_of(folders, "new/run").empty());
+}
+
+TEST_CASE("train: a start that is refused leaves no folder and no lock") {
+  const Folders folders;
+  for (const char* arguments : {"--mesh dp=1 --resume", "--mesh dp=1 --data /nowhere"}) {
+    CAPTURE(arguments);
+    CHECK(outcome_of(folders, 1, "run", arguments).exit_code == 1);
+    CHECK(!fs::exists(folders.run("run")));
+  }
+  fs::create_directories(folders.run("run"));
+  CHECK(outcome_of(folders, 1, "run", "--mesh dp=1 --data /nowhere").exit_code == 1);
+  CHECK(fs::exists(folders.run("run")));
+  CHECK(fs::is_empty(folders.run("run")));
+}
+
 TEST_CASE("train: what is refused, and how") {
   const Folders folders;
   output_of(folders, 1, "run", "--mesh dp=1 --check-steps 0 --stop-at 2");
@@ -372,6 +477,39 @@ TEST_CASE("train: on a terminal one line changes") {
   }
 }
 
+TEST_CASE("tools/train: a relative path of the data, in a file of options too, is one from the folder of the call") {
+  const Checkout checkout;
+  tessera::testing::write_text_folder(checkout.caller() + "/some text", 12);
+  for (const char* quote : {"", "\""}) {
+    std::ofstream(checkout.caller() + "/my options.ini")
+        << "mesh = dp=2\ndata = " << quote << "some text" << quote << '\n';
+    const ShellOutcome outcome = checkout.train("--config 'my options.ini' --stop-at 1 --check-steps 0");
+    CAPTURE(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(contains(outcome.output, "data: 11 files"));
+  }
+  const std::vector<std::string> runs = checkout.runs();
+  REQUIRE(runs.size() == 2);
+  CHECK(contains(read_file(runs[0] + "/config.ini"), "data=\"" + checkout.caller() + "/some text\"\n"));
+  // The folder of another call does not matter.
+  const ShellOutcome resumed = shell("cd / && " + checkout.command("--resume --stop-at 2"));
+  CAPTURE(resumed.output);
+  CHECK(resumed.exit_code == 0);
+  CHECK(contains(resumed.output, "goes on after step 1\n"));
+}
+
+TEST_CASE("tools/train: a start that fails leaves no folder below runs/") {
+  const Checkout checkout;
+  for (const char* arguments : {"--stepz 5", "--hidden 100 --heads 3", "--data nowhere", "--config nowhere.ini"}) {
+    CAPTURE(arguments);
+    const ShellOutcome outcome = checkout.train(arguments);
+    CAPTURE(outcome.output);
+    CHECK(outcome.exit_code == 1);
+    CHECK(contains(outcome.output, "train: "));
+    CHECK(checkout.runs().empty());
+  }
+}
+
 TEST_CASE("train: --dry-run prints bytes and collectives of any mesh in one process, and makes no folder") {
   const Folders folders;
   const std::string output = output_of(folders, 1, "run", "--dry-run --mesh dp=8,tp=4 --zero");
@@ -382,6 +520,9 @@ TEST_CASE("train: --dry-run prints bytes and collectives of any mesh in one proc
     CHECK(contains(output, part));
   }
   CHECK(!fs::exists(folders.run("run")));
+  CHECK(contains(output, "plan on {dp: 8, tp: 4} on cpu\n"));
+  CHECK(contains(output_of(folders, 1, "run", "--dry-run --mesh dp=8 --device cuda"),
+                 "plan on {dp: 8, tp: 1} on cuda\n"));
   // ZeRO-3 keeps pieces of gradients, but adds up whole ones while there are micro-batches.
   for (const bool accumulates : {false, true}) {
     CAPTURE(accumulates);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -63,9 +64,22 @@ void add_backend(CLI::App& app, LaunchOptions& options) {
   app.add_option(
          "--backend", options.backend,
          "Backend for CPU tensors: gloo (the default), or mpi, for which the ranks become processes of one Open MPI "
-         "job")
-      ->envname("TESSERA_BACKEND")
+         "job. Where it is not given, TESSERA_BACKEND says which")
       ->check(CLI::IsMember({"gloo", "mpi"}));
+}
+
+// Takes the backend that TESSERA_BACKEND names, if any. If it is none, prints a message and returns false.
+bool take_backend_of_environment(LaunchOptions& options) {
+  const char* const backend = std::getenv("TESSERA_BACKEND");
+  if (backend == nullptr || *backend == '\0') return true;
+  options.backend = backend;
+  if (options.backend == "gloo" || options.backend == "mpi") return true;
+  fmt::print(
+      stderr,
+      "launch: TESSERA_BACKEND is '{}', which is no backend for CPU tensors; set it to gloo or mpi, unset it, or "
+      "give --backend\n",
+      options.backend);
+  return false;
 }
 
 }  // namespace
@@ -100,6 +114,7 @@ std::optional<LaunchOptions> parse_launch_options(int argc, char** argv, int& ex
     return std::nullopt;
   }
   exit_code = 1;
+  if (app.count("--backend") == 0 && !take_backend_of_environment(options)) return std::nullopt;
   if (std::isnan(options.time_limit_s) || std::isnan(options.grace_s)) {
     fmt::print(stderr, "launch: --time-limit or --grace is nan; give seconds\n");
     return std::nullopt;
