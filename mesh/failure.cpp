@@ -373,11 +373,12 @@ std::string FailureBoard::who_is_missing(const std::vector<int64_t>& ranks,
   if (missing.has_value() && !missing->silent.empty()) {
     text += fmt::format("; ranks [{}] do not answer", fmt::join(missing->silent, ", "));
   }
-  // A rank that is busy elsewhere has nothing to do with a collective of others that timed out.
+  // What timed out may be a collective of others, who waited for a rank of theirs that waits with this one.
   const int64_t whose = failure().rank;
   const bool is_theirs = whose < 0 || whose == options_.rank || std::ranges::find(ranks, whose) != ranks.end();
-  if (is_theirs && missing.has_value() && !missing->busy.empty()) {
-    text += fmt::format("; ranks [{}] did not come to it", fmt::join(missing->busy, ", "));
+  if (missing.has_value() && !missing->busy.empty()) {
+    text += fmt::format("; ranks [{}] did not come to {}", fmt::join(missing->busy, ", "),
+                        is_theirs ? "it" : "the collective of this rank");
   }
   return text;
 }

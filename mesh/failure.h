@@ -119,9 +119,9 @@ class FailureBoard {
   // Returns text such as "; ranks [2] did not come to it" about those of `ranks` that have not called
   // announce_arrival() within `patience`, since they run something else, or "; ranks [2] do not answer" about those
   // that have not called acknowledge() either: they have ended, were stopped or were cut off. Where the failure is that
-  // of a rank outside `ranks`, it says only who does not answer: that rank has waited for others. Returns "" where all
-  // came. Where the store ends meanwhile, what it said last counts. The rank that serves the store then waits for half
-  // a second at most until the others have looked too. Call it only after failed().
+  // of a rank outside `ranks`, which has waited for others, the first text ends with "the collective of this rank".
+  // Returns "" where all came. Where the store ends meanwhile, what it said last counts. The rank that serves the store
+  // then waits for half a second at most until the others have looked too. Call it only after failed().
   std::string who_is_missing(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
   // Waits, at most `patience`, until the store may end with this rank's process. Where rank 0 serves it, that rank
   // waits until the others know of the failure, and the others do not wait. Else every rank waits until all have

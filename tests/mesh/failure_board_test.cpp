@@ -203,8 +203,9 @@ TEST_CASE(
   CHECK(waiter.who_is_missing({3, 1, 0}, kAtOnce) == "; ranks [1] do not answer; ranks [3] did not come to it");
   CHECK(elsewhere.who_is_missing({0, 3, 2}, kAtOnce) == "; ranks [3] did not come to it");
   // Rank 0 has not waited for these.
-  CHECK(elsewhere.who_is_missing({2, 3}, kAtOnce).empty());
-  CHECK(elsewhere.who_is_missing({3, 2, 1}, kAtOnce) == "; ranks [1] do not answer");
+  const std::string busy_here = "; ranks [3] did not come to the collective of this rank";
+  CHECK(elsewhere.who_is_missing({2, 3}, kAtOnce) == busy_here);
+  CHECK(elsewhere.who_is_missing({3, 2, 1}, kAtOnce) == "; ranks [1] do not answer" + busy_here);
 }
 
 TEST_CASE("ranks with other settings are told so, those that have joined too") {
