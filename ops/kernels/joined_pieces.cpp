@@ -38,4 +38,13 @@ at::Tensor joined(const at::Tensor& mine, const Spec& spec, const std::vector<in
   return all_reduce(mine, joining_mesh(spec, dims), 0, op);
 }
 
+void by_parts(const at::Tensor& t, c10::function_ref<void(int64_t begin, int64_t end)> body) {
+  constexpr int64_t kPartBytes = 1 << 20;
+  const int64_t rows = t.dim() == 0 ? 1 : t.size(0);
+  const auto bytes = static_cast<int64_t>(t.nbytes());
+  const int64_t step =
+      t.is_cpu() && bytes > 0 ? std::max<int64_t>(1, kPartBytes * rows / bytes) : std::max<int64_t>(1, rows);
+  for (int64_t begin = 0; begin == 0 || begin < rows; begin += step) body(begin, std::min(rows, begin + step));
+}
+
 }  // namespace tessera

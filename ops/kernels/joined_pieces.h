@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/FunctionRef.h>
 
 #include "tessera/dtensor/core/spec.h"
 #include "tessera/mesh/core/reduce_op.h"
@@ -23,5 +24,9 @@ int64_t reduced_count(const std::vector<int64_t>& sizes, const std::vector<int64
 DeviceMesh joining_mesh(const Spec& spec, const std::vector<int64_t>& dims);
 // Returns `mine` of these ranks, reduced by one all_reduce.
 at::Tensor joined(const at::Tensor& mine, const Spec& spec, const std::vector<int64_t>& dims, ReduceOp op);
+
+// Calls `body` with the first row of dimension 0 and the row after the last, for parts of a tensor on the CPU that stay
+// in its cache; on a GPU, and of a tensor of fewer than two rows, once for all rows.
+void by_parts(const at::Tensor& t, c10::function_ref<void(int64_t begin, int64_t end)> body);
 
 }  // namespace tessera

@@ -13,7 +13,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/max.h>
-#include <ATen/ops/mean.h>
 #include <ATen/ops/min.h>
 #include <ATen/ops/std.h>
 #include <ATen/ops/sum.h>
@@ -159,6 +158,17 @@ struct Moments {
   at::Tensor count;    // [1]
 };
 
+// Returns the sum in float64 over `dims`. LibTorch would convert the whole tensor first on the CPU.
+at::Tensor wide_sum(const at::Tensor& t, const std::vector<int64_t>& dims) {
+  const at::ScalarType type = t.is_complex() ? at::kComplexDouble : at::kDouble;
+  std::vector<at::Tensor> sums;
+  by_parts(t, [&](int64_t begin, int64_t end) {
+    sums.push_back((t.dim() == 0 ? t : t.slice(0, begin, end)).sum(dims, /*keepdim=*/true, type));
+  });
+  const at::Tensor all = sums.size() == 1 ? sums[0] : at::cat(sums, 0);
+  return std::ranges::find(dims, 0) != dims.end() && sums.size() > 1 ? all.sum(0, /*keepdim=*/true) : all;
+}
+
 // The mean of equal elements is exactly these: a sum of numbers of fewer bits is exact in float64, and LibTorch's mean
 // beside a variance adds differences.
 Moments moments_of(const at::Tensor& piece, const std::vector<int64_t>& dims, int64_t count) {
@@ -167,12 +177,12 @@ Moments moments_of(const at::Tensor& piece, const std::vector<int64_t>& dims, in
   const at::Tensor wide = has_16_bits(piece.scalar_type()) ? piece.to(at::kFloat) : piece;
   at::Tensor mean, variance;
   if (count == 0) {
-    mean = at::sum(wide, dims, /*keepdim=*/false, is_complex ? at::kComplexDouble : at::kDouble);  // zeros
+    mean = wide_sum(wide, dims);  // zeros
     variance = at::zeros_like(mean, at::kDouble);
   } else if (is_double) {
     std::tie(variance, mean) = at::var_mean(wide, dims, /*correction=*/0, /*keepdim=*/false);
   } else {
-    mean = at::mean(wide, dims, /*keepdim=*/false, is_complex ? at::kComplexDouble : at::kDouble);
+    mean = wide_sum(wide, dims) / static_cast<double>(count);
     // A variance may be too large or too small for float32 where the deviation is not.
     variance = at::std(wide, dims, /*correction=*/0, /*keepdim=*/false).to(at::kDouble).square();
   }

@@ -1,13 +1,17 @@
 // This file has the local kernels of softmax, its logarithm and logsumexp on pieces of the dimensions along which they
 // work: ranks join the greatest element and the sum of each line.
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/sub.h>
 
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/ops/kernels/arguments.h"
@@ -20,7 +24,7 @@ using torch::jit::Stack;
 
 at::Tensor widened(const at::Tensor& t) { return has_16_bits(t.scalar_type()) ? t.to(at::kFloat) : t; }
 
-// Returns the greatest element of each line of all pieces. Runs one all_reduce of these, as sum_of_all does.
+// Returns the greatest element of each line of all pieces. Runs one all_reduce of these.
 at::Tensor greatest_of_all(const at::Tensor& piece, const Spec& spec, const std::vector<int64_t>& dims) {
   std::vector<int64_t> sizes = piece.sizes().vec();
   for (const int64_t d : dims) sizes[static_cast<std::size_t>(d)] = 1;
@@ -29,8 +33,16 @@ at::Tensor greatest_of_all(const at::Tensor& piece, const Spec& spec, const std:
                                 : at::amax(piece, dims, /*keepdim=*/true);
   return joined(mine, spec, dims, ReduceOp::kMax);
 }
-at::Tensor sum_of_all(const at::Tensor& piece, const Spec& spec, const std::vector<int64_t>& dims) {
-  return joined(piece.sum(dims, /*keepdim=*/true), spec, dims, ReduceOp::kSum);
+// Returns the sums over all pieces of what `of_part` returns for the rows from `begin` to `end`, summed over `dims`
+// with keepdim. Runs one all_reduce of these.
+at::Tensor sum_of_parts(const at::Tensor& piece, const Spec& spec, const std::vector<int64_t>& dims,
+                        c10::function_ref<at::Tensor(int64_t begin, int64_t end)> of_part) {
+  std::vector<at::Tensor> sums;
+  by_parts(piece, [&](int64_t begin, int64_t end) { sums.push_back(of_part(begin, end)); });
+  const bool adds = std::ranges::find(dims, 0) != dims.end();
+  at::Tensor mine = sums.size() == 1 ? sums[0] : at::cat(sums, 0);
+  if (adds && sums.size() > 1) mine = mine.sum(0, /*keepdim=*/true);
+  return joined(mine, spec, dims, ReduceOp::kSum);
 }
 
 // Runs _softmax(self, dim, half_to_float), _log_softmax and _safe_softmax(self, dim, dtype). Elements are taken
@@ -43,12 +55,18 @@ void softmax(const LocalCall& call, Stack& stack) {
   const at::Tensor given = stack[0].toTensor();
   const at::Tensor piece = widened(name == "aten::_safe_softmax" ? given.to(type) : given);
   const at::Tensor greatest = greatest_of_all(piece, spec, dims);
-  at::Tensor out = piece - greatest;
-  if (name == "aten::_log_softmax") {
-    out.sub_(sum_of_all(out.exp(), spec, dims).log_());
+  const bool of_logarithm = name == "aten::_log_softmax";
+  at::Tensor out = at::empty_like(piece);
+  const bool along_rows = dims[0] == 0;  // then a part of the rows is a part of each line, and greatest has one row
+  const at::Tensor sum = sum_of_parts(piece, spec, dims, [&](int64_t begin, int64_t end) {
+    at::Tensor part = out.slice(0, begin, end);
+    at::sub_out(part, piece.slice(0, begin, end), along_rows ? greatest : greatest.slice(0, begin, end));
+    return (of_logarithm ? part.exp() : part.exp_()).sum(dims, /*keepdim=*/true);
+  });
+  if (of_logarithm) {
+    out.sub_(sum.log());
   } else {
-    out.exp_();
-    out.div_(sum_of_all(out, spec, dims));
+    out.div_(sum);
   }
   if (name == "aten::_safe_softmax") {  // a line of -inf alone gives zeros
     out.masked_fill_(greatest.eq(-std::numeric_limits<double>::infinity()), 0);
@@ -63,8 +81,16 @@ void softmax_backward(const LocalCall& call, Stack& stack) {
   const std::vector<int64_t> dims = reduced_dims(stack[2], spec.ndim());
   const at::Tensor grad = widened(stack[0].toTensor()), output = widened(stack[1].toTensor());
   const bool of_logarithm = call.op.schema().name() == "aten::_log_softmax_backward_data";
-  const at::Tensor out = of_logarithm ? grad - output.exp() * sum_of_all(grad, spec, dims)
-                                      : output * (grad - sum_of_all(grad * output, spec, dims));
+  at::Tensor out;
+  if (of_logarithm) {
+    out = output.exp();
+    out.mul_(joined(grad.sum(dims, /*keepdim=*/true), spec, dims, ReduceOp::kSum).neg()).add_(grad);
+  } else {
+    const at::Tensor sum = sum_of_parts(output, spec, dims, [&](int64_t begin, int64_t end) {
+      return (grad.slice(0, begin, end) * output.slice(0, begin, end)).sum(dims, /*keepdim=*/true);
+    });
+    out = (grad - sum).mul_(output);
+  }
   stack.assign({out.to(call.outputs[0]->dtype)});
 }
 
@@ -75,7 +101,12 @@ void logsumexp(const LocalCall& call, Stack& stack) {
   const at::Tensor piece = widened(stack[0].toTensor());
   const at::Tensor greatest = greatest_of_all(piece, spec, dims);
   const at::Tensor shift = greatest.masked_fill(greatest.isfinite().logical_not(), 0);
-  const at::Tensor out = sum_of_all((piece - shift).exp_(), spec, dims).log_().add_(shift);
+  const bool along_rows = shift.size(0) != piece.size(0);
+  const at::Tensor sum = sum_of_parts(piece, spec, dims, [&](int64_t begin, int64_t end) {
+    const at::Tensor of_part = along_rows ? shift : shift.slice(0, begin, end);
+    return (piece.slice(0, begin, end) - of_part).exp_().sum(dims, /*keepdim=*/true);
+  });
+  const at::Tensor out = sum.log() + shift;
   stack.assign({out.to(call.outputs[0]->dtype).reshape(call.outputs[0]->local_sizes)});
 }
 
