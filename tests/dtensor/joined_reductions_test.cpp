@@ -200,6 +200,33 @@ TESSERA_RANKS_TEST_CASE("softmax and losses of pieces that are uneven, strided o
   }
 }
 
+TESSERA_RANKS_TEST_CASE("softmax and deviations of pieces that are worked through in parts", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor rows = at::arange(700 * 800, on(at::kDouble)).mul(0.37).sin().view({700, 800});  // 4.5 MB
+  for (const at::Tensor& whole : {rows, rows.t(), rows.view({70, 10, 800})}) {
+    for (const Placement& cut : {S0, S1, Shard(whole.dim() - 1)}) {
+      const at::Tensor x = leaf(whole, mesh, {cut}), plain = leaf(whole);
+      const auto check = [&](const at::Tensor& got, const at::Tensor& want) {
+        CHECK(close(full_tensor(got), want, 1e-11));
+        redistribute((got * got).sum(), {R}).backward();
+        (want * want).sum().backward();
+        CHECK(close(full_tensor(x.grad()), plain.grad(), 1e-11));
+        x.mutable_grad().reset();
+        plain.mutable_grad().reset();
+      };
+      for (const int64_t dim : {int64_t{0}, int64_t{1}, int64_t{-1}}) {
+        check(x.softmax(dim), plain.softmax(dim));
+        check(x.log_softmax(dim), plain.log_softmax(dim));
+        check(x.logsumexp(dim), plain.logsumexp(dim));
+        check(x.std(dim, true), plain.std(dim, true));
+        CHECK(close(full_tensor(x.to(at::kFloat).std(dim, true)), plain.to(at::kFloat).std(dim, true), 1e-6));
+      }
+      check(x.std(), plain.std());
+      check(x.logsumexp(at::IntArrayRef({0, 1})), plain.logsumexp(at::IntArrayRef({0, 1})));
+    }
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("a class outside those of a loss is refused", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = spread(sample({2, 4}), mesh, {S1});
