@@ -373,7 +373,7 @@ std::string FailureBoard::who_is_missing(const std::vector<int64_t>& ranks,
   if (missing.has_value() && !missing->silent.empty()) {
     text += fmt::format("; ranks [{}] do not answer", fmt::join(missing->silent, ", "));
   }
-  // What timed out may be a collective of others, who waited for a rank of theirs that waits with this one.
+  // The collective that timed out first may be one of other ranks: one of these waits with this rank for a busy one.
   const int64_t whose = failure().rank;
   const bool is_theirs = whose < 0 || whose == options_.rank || std::ranges::find(ranks, whose) != ranks.end();
   if (missing.has_value() && !missing->busy.empty()) {

@@ -12,6 +12,8 @@ namespace tessera {
 
 // Says whether numbers of this dtype are added in float32: in their own, sums may overflow where means do not.
 inline bool has_16_bits(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
+// Returns numbers of 16 bits in float32, and others as they are.
+inline at::Tensor widened(const at::Tensor& t) { return has_16_bits(t.scalar_type()) ? t.to(at::kFloat) : t; }
 
 // Returns a copy of the call's arguments; they stay on the stack.
 torch::jit::Stack take_args(const c10::OperatorHandle& op, const torch::jit::Stack& stack);

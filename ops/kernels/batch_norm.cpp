@@ -69,10 +69,8 @@ struct Batch {
   at::Tensor over(const at::Tensor& channels) const { return channels.view(shape); }
 };
 
-at::Tensor as_precise(const at::Tensor& t) { return has_16_bits(t.scalar_type()) ? t.to(at::kFloat) : t; }
-
 Batch read_batch(const at::Tensor& input) {
-  Batch out{.x = as_precise(input),
+  Batch out{.x = widened(input),
             .dims = {0},
             .shape = std::vector<int64_t>(static_cast<std::size_t>(input.dim()), 1),
             .count = 1};
@@ -99,8 +97,8 @@ at::Tensor laid_as(const at::Tensor& running, const at::Tensor& batch) {
 
 void update(const at::Tensor& running, const at::Tensor& batch, double momentum) {
   if (!running.defined()) return;
-  if (const at::Tensor precise = as_precise(running); precise.scalar_type() != running.scalar_type()) {
-    running.copy_(precise.mul(1 - momentum).add_(as_precise(batch), momentum));  // a variance of 16 bits may overflow
+  if (const at::Tensor precise = widened(running); precise.scalar_type() != running.scalar_type()) {
+    running.copy_(precise.mul(1 - momentum).add_(widened(batch), momentum));  // a variance of 16 bits may overflow
   } else {
     running.mul_(1 - momentum).add_(batch.to(running.scalar_type()), momentum);
   }
@@ -153,8 +151,8 @@ bool forward(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor variance = reduced(at::mean(centered * centered, batch.dims));
   const at::Tensor scale = at::rsqrt(variance + args["eps"].toDouble());
   at::Tensor out = centered * batch.over(scale);
-  if (const at::Tensor weight = args.tensor("weight"); weight.defined()) out = out * batch.over(as_precise(weight));
-  if (const at::Tensor bias = args.tensor("bias"); bias.defined()) out = out + batch.over(as_precise(bias));
+  if (const at::Tensor weight = args.tensor("weight"); weight.defined()) out = out * batch.over(widened(weight));
+  if (const at::Tensor bias = args.tensor("bias"); bias.defined()) out = out + batch.over(widened(bias));
   const double momentum = args["momentum"].toDouble();
   // Both are computed before either is written.
   const at::Tensor running_var = args.tensor("running_var");
@@ -189,10 +187,10 @@ bool backward(const c10::OperatorHandle& op, Stack& stack) {
   const bool train = args["train"].toBool();
   const auto wanted = args["output_mask"].toBoolList();
   const Batch batch = read_batch(input);
-  const at::Tensor grad = as_precise(args.tensor("grad_out"));
-  const at::Tensor mean = train ? args.tensor("save_mean") : as_precise(args.tensor("running_mean"));
+  const at::Tensor grad = widened(args.tensor("grad_out"));
+  const at::Tensor mean = train ? args.tensor("save_mean") : widened(args.tensor("running_mean"));
   const at::Tensor scale =
-      train ? args.tensor("save_invstd") : at::rsqrt(as_precise(args.tensor("running_var")) + args["eps"].toDouble());
+      train ? args.tensor("save_invstd") : at::rsqrt(widened(args.tensor("running_var")) + args["eps"].toDouble());
   const at::Tensor normal = (batch.x - batch.over(mean)) * batch.over(scale);
   // Both sums are reduced in one collective.
   const at::Tensor sums = reduced(at::stack({at::sum(grad, batch.dims), at::sum(grad * normal, batch.dims)}));
@@ -201,7 +199,7 @@ bool backward(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor of_input = grad;
   if (train) of_input = grad - (batch.over(of_bias) + normal * batch.over(of_weight)) / batch.count;
   const at::Tensor weight = args.tensor("weight");
-  of_input = of_input * batch.over(weight.defined() ? scale * as_precise(weight) : scale);
+  of_input = of_input * batch.over(weight.defined() ? scale * widened(weight) : scale);
   const at::ScalarType of_parameters = weight.defined() ? weight.scalar_type() : input.scalar_type();
   give(op, stack,
        Stack{wanted.get(0) ? of_input.to(input.scalar_type()) : at::Tensor(),
@@ -216,8 +214,8 @@ void norm_by_statistics(const LocalCall& call, Stack& stack) {
   if (input.numel() > 0) return call.op.callBoxed(stack);
   const std::size_t mean = static_cast<std::size_t>(argument(call.op, "running_mean"));
   const double eps = stack[static_cast<std::size_t>(argument(call.op, "eps"))].toDouble();
-  const at::Tensor variance = as_precise(stack[mean + 1].toTensor());
-  stack.assign({at::empty_like(input), as_precise(stack[mean].toTensor()).clone(), at::rsqrt(variance + eps)});
+  const at::Tensor variance = widened(stack[mean + 1].toTensor());
+  stack.assign({at::empty_like(input), widened(stack[mean].toTensor()).clone(), at::rsqrt(variance + eps)});
 }
 
 // LibTorch picks a kernel here; we always pick the one above, on GPUs too.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <ATen/ops/cat.h>
+
 #include "tessera/mesh/collectives/collectives.h"
 
 namespace tessera {
@@ -38,13 +40,20 @@ at::Tensor joined(const at::Tensor& mine, const Spec& spec, const std::vector<in
   return all_reduce(mine, joining_mesh(spec, dims), 0, op);
 }
 
-void by_parts(const at::Tensor& t, c10::function_ref<void(int64_t begin, int64_t end)> body) {
+at::Tensor sum_of_parts(const at::Tensor& t, const std::vector<int64_t>& dims,
+                        c10::function_ref<at::Tensor(int64_t begin, int64_t end)> sum_of_rows) {
   constexpr int64_t kPartBytes = 1 << 20;
-  const int64_t rows = t.dim() == 0 ? 1 : t.size(0);
+  const int64_t rows = t.size(0);
   const auto bytes = static_cast<int64_t>(t.nbytes());
   const int64_t step =
       t.is_cpu() && bytes > 0 ? std::max<int64_t>(1, kPartBytes * rows / bytes) : std::max<int64_t>(1, rows);
-  for (int64_t begin = 0; begin == 0 || begin < rows; begin += step) body(begin, std::min(rows, begin + step));
+  std::vector<at::Tensor> sums;
+  for (int64_t begin = 0; begin == 0 || begin < rows; begin += step) {
+    sums.push_back(sum_of_rows(begin, std::min(rows, begin + step)));
+  }
+  if (sums.size() == 1) return sums[0];
+  const at::Tensor all = at::cat(sums, 0);
+  return std::ranges::find(dims, 0) != dims.end() ? all.sum(0, /*keepdim=*/true) : all;
 }
 
 }  // namespace tessera

@@ -25,8 +25,10 @@ DeviceMesh joining_mesh(const Spec& spec, const std::vector<int64_t>& dims);
 // Returns `mine` of these ranks, reduced by one all_reduce.
 at::Tensor joined(const at::Tensor& mine, const Spec& spec, const std::vector<int64_t>& dims, ReduceOp op);
 
-// Calls `body` with the first row of dimension 0 and the row after the last, for parts of a tensor on the CPU that stay
-// in its cache; on a GPU, and of a tensor of fewer than two rows, once for all rows.
-void by_parts(const at::Tensor& t, c10::function_ref<void(int64_t begin, int64_t end)> body);
+// Returns the sum over `dims`, with keepdim, of what `sum_of_rows` returns for the rows of dimension 0 from `begin` to
+// `end`: their sum over `dims`, with keepdim. On the CPU it is asked for parts of `t` that stay in the cache, so that
+// what it computes for them is not as large as `t`; on a GPU for all rows at once.
+at::Tensor sum_of_parts(const at::Tensor& t, const std::vector<int64_t>& dims,
+                        c10::function_ref<at::Tensor(int64_t begin, int64_t end)> sum_of_rows);
 
 }  // namespace tessera

@@ -137,11 +137,11 @@ Extremum of_all_pieces(const Extremum& mine, const Spec& spec, const std::vector
 // all_reduces, of the extrema and of their indices.
 void extremum_index(const LocalCall& call, Stack& stack) {
   const Spec& spec = *call.inputs[0];
-  const std::optional<int64_t> dim =
-      stack[1].isInt() ? std::optional(reduced_dims(stack[1], spec.ndim()).front()) : std::nullopt;
+  const std::vector<int64_t> dims = reduced_dims(stack[1], spec.ndim());
+  const auto dim = stack[1].isInt() ? std::optional(dims.front()) : std::nullopt;
   const bool largest = call.op.schema().name().find("max") != std::string::npos;
   const Extremum mine = extremum_of_piece(stack[0].toTensor(), spec, dim, largest);
-  const Extremum found = of_all_pieces(mine, spec, reduced_dims(stack[1], spec.ndim()), largest);
+  const Extremum found = of_all_pieces(mine, spec, dims, largest);
   const at::Tensor index = found.index.view(call.outputs.back()->local_sizes);
   if (call.outputs.size() == 1) {
     stack.assign({index});
@@ -161,12 +161,8 @@ struct Moments {
 // Returns the sum in float64 over `dims`. LibTorch would convert the whole tensor first on the CPU.
 at::Tensor wide_sum(const at::Tensor& t, const std::vector<int64_t>& dims) {
   const at::ScalarType type = t.is_complex() ? at::kComplexDouble : at::kDouble;
-  std::vector<at::Tensor> sums;
-  by_parts(t, [&](int64_t begin, int64_t end) {
-    sums.push_back((t.dim() == 0 ? t : t.slice(0, begin, end)).sum(dims, /*keepdim=*/true, type));
-  });
-  const at::Tensor all = sums.size() == 1 ? sums[0] : at::cat(sums, 0);
-  return std::ranges::find(dims, 0) != dims.end() && sums.size() > 1 ? all.sum(0, /*keepdim=*/true) : all;
+  return sum_of_parts(
+      t, dims, [&](int64_t begin, int64_t end) { return t.slice(0, begin, end).sum(dims, /*keepdim=*/true, type); });
 }
 
 // The mean of equal elements is exactly these: a sum of numbers of fewer bits is exact in float64, and LibTorch's mean
@@ -174,7 +170,7 @@ at::Tensor wide_sum(const at::Tensor& t, const std::vector<int64_t>& dims) {
 Moments moments_of(const at::Tensor& piece, const std::vector<int64_t>& dims, int64_t count) {
   const bool is_complex = piece.is_complex();
   const bool is_double = c10::toRealValueType(piece.scalar_type()) == at::kDouble;
-  const at::Tensor wide = has_16_bits(piece.scalar_type()) ? piece.to(at::kFloat) : piece;
+  const at::Tensor wide = widened(piece);
   at::Tensor mean, variance;
   if (count == 0) {
     mean = wide_sum(wide, dims);  // zeros

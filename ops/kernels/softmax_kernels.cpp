@@ -1,14 +1,12 @@
 // This file has the local kernels of softmax, its logarithm and logsumexp on pieces of the dimensions along which they
 // work: ranks join the greatest element and the sum of each line.
 
-#include <algorithm>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/sub.h>
@@ -22,8 +20,6 @@ namespace {
 
 using torch::jit::Stack;
 
-at::Tensor widened(const at::Tensor& t) { return has_16_bits(t.scalar_type()) ? t.to(at::kFloat) : t; }
-
 // Returns the greatest element of each line of all pieces. Runs one all_reduce of these.
 at::Tensor greatest_of_all(const at::Tensor& piece, const Spec& spec, const std::vector<int64_t>& dims) {
   std::vector<int64_t> sizes = piece.sizes().vec();
@@ -32,17 +28,6 @@ at::Tensor greatest_of_all(const at::Tensor& piece, const Spec& spec, const std:
   const at::Tensor mine = empty ? at::full(sizes, -std::numeric_limits<double>::infinity(), piece.options())
                                 : at::amax(piece, dims, /*keepdim=*/true);
   return joined(mine, spec, dims, ReduceOp::kMax);
-}
-// Returns the sums over all pieces of what `of_part` returns for the rows from `begin` to `end`, summed over `dims`
-// with keepdim. Runs one all_reduce of these.
-at::Tensor sum_of_parts(const at::Tensor& piece, const Spec& spec, const std::vector<int64_t>& dims,
-                        c10::function_ref<at::Tensor(int64_t begin, int64_t end)> of_part) {
-  std::vector<at::Tensor> sums;
-  by_parts(piece, [&](int64_t begin, int64_t end) { sums.push_back(of_part(begin, end)); });
-  const bool adds = std::ranges::find(dims, 0) != dims.end();
-  at::Tensor mine = sums.size() == 1 ? sums[0] : at::cat(sums, 0);
-  if (adds && sums.size() > 1) mine = mine.sum(0, /*keepdim=*/true);
-  return joined(mine, spec, dims, ReduceOp::kSum);
 }
 
 // Runs _softmax(self, dim, half_to_float), _log_softmax and _safe_softmax(self, dim, dtype). Elements are taken
@@ -58,11 +43,12 @@ void softmax(const LocalCall& call, Stack& stack) {
   const bool of_logarithm = name == "aten::_log_softmax";
   at::Tensor out = at::empty_like(piece);
   const bool along_rows = dims[0] == 0;  // then a part of the rows is a part of each line, and greatest has one row
-  const at::Tensor sum = sum_of_parts(piece, spec, dims, [&](int64_t begin, int64_t end) {
+  const at::Tensor mine = sum_of_parts(piece, dims, [&](int64_t begin, int64_t end) {
     at::Tensor part = out.slice(0, begin, end);
     at::sub_out(part, piece.slice(0, begin, end), along_rows ? greatest : greatest.slice(0, begin, end));
     return (of_logarithm ? part.exp() : part.exp_()).sum(dims, /*keepdim=*/true);
   });
+  const at::Tensor sum = joined(mine, spec, dims, ReduceOp::kSum);
   if (of_logarithm) {
     out.sub_(sum.log());
   } else {
@@ -86,10 +72,10 @@ void softmax_backward(const LocalCall& call, Stack& stack) {
     out = output.exp();
     out.mul_(joined(grad.sum(dims, /*keepdim=*/true), spec, dims, ReduceOp::kSum).neg()).add_(grad);
   } else {
-    const at::Tensor sum = sum_of_parts(output, spec, dims, [&](int64_t begin, int64_t end) {
+    const at::Tensor mine = sum_of_parts(output, dims, [&](int64_t begin, int64_t end) {
       return (grad.slice(0, begin, end) * output.slice(0, begin, end)).sum(dims, /*keepdim=*/true);
     });
-    out = (grad - sum).mul_(output);
+    out = (grad - joined(mine, spec, dims, ReduceOp::kSum)).mul_(output);
   }
   stack.assign({out.to(call.outputs[0]->dtype)});
 }
@@ -102,11 +88,11 @@ void logsumexp(const LocalCall& call, Stack& stack) {
   const at::Tensor greatest = greatest_of_all(piece, spec, dims);
   const at::Tensor shift = greatest.masked_fill(greatest.isfinite().logical_not(), 0);
   const bool along_rows = shift.size(0) != piece.size(0);
-  const at::Tensor sum = sum_of_parts(piece, spec, dims, [&](int64_t begin, int64_t end) {
+  const at::Tensor mine = sum_of_parts(piece, dims, [&](int64_t begin, int64_t end) {
     const at::Tensor of_part = along_rows ? shift : shift.slice(0, begin, end);
     return (piece.slice(0, begin, end) - of_part).exp_().sum(dims, /*keepdim=*/true);
   });
-  const at::Tensor out = sum.log() + shift;
+  const at::Tensor out = joined(mine, spec, dims, ReduceOp::kSum).log() + shift;
   stack.assign({out.to(call.outputs[0]->dtype).reshape(call.outputs[0]->local_sizes)});
 }
 

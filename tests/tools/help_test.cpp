@@ -122,7 +122,7 @@ TEST_CASE("tools/install: what it says to CMake can be copied where the prefix h
   for (const char* name : {"install", "lib.sh"}) {
     fs::copy_file(tessera::testing::source_root() / "tools" / name, tools + "/" + name);
   }
-  // What is installed is nothing.
+  // Nothing is installed.
   REQUIRE(shell("tar -cf " + tools + "/packaging/tree.tar -T /dev/null").exit_code == 0);
   std::ofstream(tools + "/setup") << "#!/bin/sh\n";
   std::ofstream(folder.path() + "/bazel") << "#!/bin/sh\nif [ $1 = info ]; then echo " << folder.path() << "; fi\n";
