@@ -1,5 +1,6 @@
 // A launcher that was killed leaves no process, and a folder that the next one removes.
 
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -15,10 +16,12 @@
 #include "tessera/tests/tools/launching.h"
 #include "tessera/tools/launcher/child_process.h"
 #include "tessera/tools/launcher/private_folder.h"
+#include "tessera/tools/launcher/watchdog.h"
 
 namespace fs = std::filesystem;
 
 using tessera::PrivateFolder;
+using tessera::spawn_watchdog;
 using tessera::start_child;
 using tessera::wait_for;
 using tessera::testing::content_of;
@@ -55,6 +58,14 @@ pid_t pid_in(const std::string& file) {
 }
 
 bool is_gone(pid_t pid) { return ::kill(pid, 0) != 0; }
+
+// Returns the mask of the signals for which the process has a handler, in hexadecimal digits.
+std::string caught_signals(pid_t pid) {
+  const std::string status = content_of("/proc/" + std::to_string(pid) + "/status"), name = "SigCgt:\t";
+  const std::size_t mask = status.find(name);
+  REQUIRE(mask != std::string::npos);
+  return status.substr(mask + name.size(), 16);
+}
 
 // Leaves a folder as a process does that is killed, and returns its path.
 std::string abandon_folder(const std::string& parent) {
@@ -143,6 +154,21 @@ TEST_CASE("remove_abandoned_folders: leaves the folders of other hosts, whose lo
   fs::rename(other, left);
   tessera::remove_abandoned_folders(folder.path());
   CHECK_FALSE(fs::exists(left));
+}
+
+// A launcher that starts ranks before its watchdog is ready, and is killed then, leaves them.
+TEST_CASE("spawn_watchdog: returns once the watchdog would see that its parent dies") {
+  cpu_set_t all, one;
+  REQUIRE(::sched_getaffinity(0, sizeof(all), &all) == 0);
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<std::size_t>(::sched_getcpu()), &one);
+  ::sched_setaffinity(0, sizeof(one), &one);  // so that the watchdog runs only while this process waits
+  const pid_t watchdog = spawn_watchdog("");
+  CHECK(::getpgid(watchdog) == watchdog);
+  CHECK(caught_signals(watchdog) != caught_signals(::getpid()));  // it has a handler of that death's signal
+  ::sched_setaffinity(0, sizeof(all), &all);
+  ::kill(watchdog, SIGKILL);
+  CHECK(wait_for(watchdog) == 1000 + SIGKILL);
 }
 
 TEST_CASE("launch: a process that left its rank's session does not outlive a killed launcher") {

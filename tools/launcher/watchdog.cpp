@@ -7,9 +7,15 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <ctime>
+#include <stdexcept>
+#include <utility>
+
+#include <fmt/format.h>
 
 #include "tessera/tools/launcher/child_process.h"
 #include "tessera/tools/launcher/spawn.h"
@@ -116,9 +122,9 @@ void hide_own_environment() {
   }
 }
 
-// Waits until the parent dies, then kills the group. Blocks every other signal, so that signals to the group do not end
-// it.
-[[noreturn]] void kill_group_with_parent(pid_t parent) {
+// Writes a byte to `ready`, waits until the parent dies, then kills the group. Blocks every other signal, so that
+// signals to the group do not end it.
+[[noreturn]] void kill_group_with_parent(pid_t parent, int ready) {
   ::setpgid(0, 0);
   hide_own_environment();
   sigset_t others;
@@ -127,20 +133,52 @@ void hide_own_environment() {
   ::sigprocmask(SIG_SETMASK, &others, nullptr);
   ::signal(parent_died_signal(), kill_group);
   signal_when_parent_ends(parent, parent_died_signal());
+  if (::write(ready, "", 1) < 0) ::_exit(127);
   // This process must not hold open the pipes of other groups or the caller's output after their owners have ended.
   ::close_range(0, ~0U, 0);
   while (true) ::pause();
 }
 
+// Is the pipe by which a watchdog says that it would see its parent's death.
+class ReadyPipe {
+ public:
+  ReadyPipe() {
+    if (::pipe2(ends_.data(), O_CLOEXEC) == 0) return;
+    throw std::runtime_error(
+        fmt::format("a pipe to a launcher's watchdog cannot be made: {}; raise the limit of open files (ulimit -n)",
+                    std::strerror(errno)));
+  }
+  ~ReadyPipe() {
+    ::close(ends_[0]);
+    if (ends_[1] >= 0) ::close(ends_[1]);
+  }
+  ReadyPipe(const ReadyPipe&) = delete;
+  ReadyPipe& operator=(const ReadyPipe&) = delete;
+
+  int write_end() const { return ends_[1]; }
+
+  // Waits until the watchdog has written its byte, or has ended without.
+  void wait() {
+    ::close(std::exchange(ends_[1], -1));
+    char byte = 0;
+    while (::read(ends_[0], &byte, 1) < 0 && errno == EINTR) continue;
+  }
+
+ private:
+  std::array<int, 2> ends_{};  // for reading and for writing
+};
+
 }  // namespace
 
 pid_t spawn_watchdog(const std::string& mark) {
+  ReadyPipe ready;
   const pid_t parent = ::getpid();
   const pid_t pid = start_child([&]() -> int {
     mark_of_group = mark.empty() ? nullptr : mark.c_str();
-    kill_group_with_parent(parent);
+    kill_group_with_parent(parent, ready.write_end());
   });
   ::setpgid(pid, pid);
+  ready.wait();
   return pid;
 }
 
