@@ -5,26 +5,19 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/min.h>
-#include <ATen/ops/std.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/var_mean.h>
 #include <ATen/ops/view_as_complex.h>
-#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "tessera/dtensor/dispatch/local_kernel.h"
-#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/ops/kernels/arguments.h"
 #include "tessera/ops/kernels/joined_pieces.h"
 
@@ -150,76 +143,13 @@ void extremum_index(const LocalCall& call, Stack& stack) {
   }
 }
 
-// Holds, of each of L lines, the mean (K = 1 number, or 2 of a complex one) and the sum of squared distances from it;
-// and how many elements a line has. All are float64, whose rounding does not show where elements have fewer bits.
-struct Moments {
-  at::Tensor mean;     // [L, K]
-  at::Tensor squares;  // [L]
-  at::Tensor count;    // [1]
-};
-
-// Returns the sum in float64 over `dims`. LibTorch would convert the whole tensor first on the CPU.
-at::Tensor wide_sum(const at::Tensor& t, const std::vector<int64_t>& dims) {
-  const at::ScalarType type = t.is_complex() ? at::kComplexDouble : at::kDouble;
-  return sum_of_parts(
-      t, dims, [&](int64_t begin, int64_t end) { return t.slice(0, begin, end).sum(dims, /*keepdim=*/true, type); });
-}
-
-// The mean of equal elements is exactly these: a sum of numbers of fewer bits is exact in float64, and LibTorch's mean
-// beside a variance adds differences.
-Moments moments_of(const at::Tensor& piece, const std::vector<int64_t>& dims, int64_t count) {
-  const bool is_complex = piece.is_complex();
-  const bool is_double = c10::toRealValueType(piece.scalar_type()) == at::kDouble;
-  const at::Tensor wide = widened(piece);
-  at::Tensor mean, variance;
-  if (count == 0) {
-    mean = wide_sum(wide, dims);  // zeros
-    variance = at::zeros_like(mean, at::kDouble);
-  } else if (is_double) {
-    std::tie(variance, mean) = at::var_mean(wide, dims, /*correction=*/0, /*keepdim=*/false);
-  } else {
-    mean = wide_sum(wide, dims) / static_cast<double>(count);
-    // A variance may be too large or too small for float32 where the deviation is not.
-    variance = at::std(wide, dims, /*correction=*/0, /*keepdim=*/false).to(at::kDouble).square();
-  }
-  const auto elements = static_cast<double>(count);
-  return {.mean = is_complex ? at::view_as_real(mean).reshape({-1, 2}) : mean.reshape({-1, 1}),
-          .squares = variance.reshape({-1}) * elements,
-          .count = at::full({1}, elements, variance.options())};
-}
-
-// Joins the moments of all ranks of a mesh of one dimension by one all_gather. With n_i elements, mean m_i and squares
-// q_i in piece i, n elements in all and m_0 the mean of some piece:
-//   m = m_0 + sum of n_i / n (m_i - m_0),  q = sum of q_i + n_i (m_i - m)^2
-// so that equal elements have q = 0. This is the formula of T. F. Chan, G. H. Golub and R. J. LeVeque, Updating
-// formulae and a pairwise algorithm for computing sample variances, 1979, for any number of pieces.
-Moments joined_moments(const Moments& mine, const DeviceMesh& mesh) {
-  const int64_t lines = mine.squares.size(0), numbers = mine.mean.numel();
-  const at::Tensor sent = at::cat({mine.mean.reshape({-1}), mine.squares, mine.count});
-  const at::Tensor all = all_gather(sent, mesh, 0);
-  const at::Tensor counts = all.narrow(1, numbers + lines, 1);                                          // [n, 1]
-  const at::Tensor means = all.narrow(1, 0, numbers).reshape({all.size(0), lines, mine.mean.size(1)});  // [n, L, K]
-  const at::Tensor exists = counts > 0;
-  const at::Tensor by_line = exists.unsqueeze(-1);
-  const at::Tensor total = counts.sum(0);
-  const at::Tensor weights = (counts / total.clamp_min(1)).unsqueeze(-1);
-  const at::Tensor some = means.index_select(0, exists.to(at::kInt).argmax(0));  // [1, L, K]
-  const auto weighted = [&](const at::Tensor& t) { return at::where(by_line, t * weights, 0).sum(0); };
-  const at::Tensor near_some = some.squeeze(0) + weighted(means - some);
-  const at::Tensor mean = at::where(near_some.isfinite(), near_some, weighted(means));
-  const at::Tensor distances = (means - mean).square().sum(-1);  // [n, L]
-  const at::Tensor squares = all.narrow(1, numbers, lines) + counts * distances;
-  return {.mean = mean, .squares = at::where(exists, squares, 0).sum(0), .count = total};
-}
-
 // Runs var.correction(self, dim, *, correction, keepdim), std, var_mean and std_mean on pieces of the dimensions that
 // are reduced.
 void deviation(const LocalCall& call, Stack& stack) {
   const Spec& spec = *call.inputs[0];
   const std::vector<int64_t> dims = reduced_dims(stack[1], spec.ndim());
   const double correction = stack[2].isNone() ? 1 : stack[2].toScalar().toDouble();
-  const Moments moments = joined_moments(moments_of(stack[0].toTensor(), dims, reduced_count(spec.local_sizes, dims)),
-                                         joining_mesh(spec, dims));
+  const Moments moments = moments_of_all(stack[0].toTensor(), spec, dims);
   const double divisor = static_cast<double>(reduced_count(spec.sizes, dims)) - correction;
   at::Tensor result = moments.squares / std::max(divisor, 0.0);
   if (call.op.schema().name().starts_with("aten::std")) result = result.sqrt();

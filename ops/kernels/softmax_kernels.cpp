@@ -42,11 +42,10 @@ void softmax(const LocalCall& call, Stack& stack) {
   const at::Tensor greatest = greatest_of_all(piece, spec, dims);
   const bool of_logarithm = name == "aten::_log_softmax";
   at::Tensor out = at::empty_like(piece);
-  const bool along_rows = dims[0] == 0;  // then a part of the rows is a part of each line, and greatest has one row
-  const at::Tensor mine = sum_of_parts(piece, dims, [&](int64_t begin, int64_t end) {
-    at::Tensor part = out.slice(0, begin, end);
-    at::sub_out(part, piece.slice(0, begin, end), along_rows ? greatest : greatest.slice(0, begin, end));
-    return (of_logarithm ? part.exp() : part.exp_()).sum(dims, /*keepdim=*/true);
+  const at::Tensor mine = sum_of_parts(piece, dims, [&](const Part& part) {
+    at::Tensor here = part.of(out);
+    at::sub_out(here, part.of(piece), part.of(greatest));
+    return (of_logarithm ? here.exp() : here.exp_()).sum(dims, /*keepdim=*/true);
   });
   const at::Tensor sum = joined(mine, spec, dims, ReduceOp::kSum);
   if (of_logarithm) {
@@ -72,9 +71,8 @@ void softmax_backward(const LocalCall& call, Stack& stack) {
     out = output.exp();
     out.mul_(joined(grad.sum(dims, /*keepdim=*/true), spec, dims, ReduceOp::kSum).neg()).add_(grad);
   } else {
-    const at::Tensor mine = sum_of_parts(output, dims, [&](int64_t begin, int64_t end) {
-      return (grad.slice(0, begin, end) * output.slice(0, begin, end)).sum(dims, /*keepdim=*/true);
-    });
+    const at::Tensor mine = sum_of_parts(
+        output, dims, [&](const Part& part) { return (part.of(grad) * part.of(output)).sum(dims, /*keepdim=*/true); });
     out = (grad - joined(mine, spec, dims, ReduceOp::kSum)).mul_(output);
   }
   stack.assign({out.to(call.outputs[0]->dtype)});
@@ -87,10 +85,8 @@ void logsumexp(const LocalCall& call, Stack& stack) {
   const at::Tensor piece = widened(stack[0].toTensor());
   const at::Tensor greatest = greatest_of_all(piece, spec, dims);
   const at::Tensor shift = greatest.masked_fill(greatest.isfinite().logical_not(), 0);
-  const bool along_rows = shift.size(0) != piece.size(0);
-  const at::Tensor mine = sum_of_parts(piece, dims, [&](int64_t begin, int64_t end) {
-    const at::Tensor of_part = along_rows ? shift : shift.slice(0, begin, end);
-    return (piece.slice(0, begin, end) - of_part).exp_().sum(dims, /*keepdim=*/true);
+  const at::Tensor mine = sum_of_parts(piece, dims, [&](const Part& part) {
+    return (part.of(piece) - part.of(shift)).exp_().sum(dims, /*keepdim=*/true);
   });
   const at::Tensor out = joined(mine, spec, dims, ReduceOp::kSum).log() + shift;
   stack.assign({out.to(call.outputs[0]->dtype).reshape(call.outputs[0]->local_sizes)});

@@ -12,7 +12,14 @@ using Sizes = std::vector<int64_t>;
 // ---- parts filled
 
 // The result is zero outside the triangle.
-OpRule triangle(const OpCall& call) { return whole_dims(call, {ndim(call) - 2, ndim(call) - 1}); }
+OpRule triangle(const OpCall& call) {
+  OpRule rule = whole_dims(call, {});
+  for (Strategy& strategy : rule.strategies) {
+    const Placement& input = strategy.inputs.at(0);
+    if (ndim(call) >= 2 && input.is_shard() && input.tensor_dim() >= ndim(call) - 2) strategy.kernel = "triangle";
+  }
+  return rule;
+}
 
 // The argument has pairs of paddings, from the last dimension on. Zeros reduce to zero by every reduction, other values
 // only by some.
@@ -40,8 +47,10 @@ OpRule diag_embed(const OpCall& call) {
   for (const int64_t d : dims) output.insert(static_cast<std::size_t>(d), 1, '-');
   OpRule rule = moved(call, {batch + '-'}, output);
   Sizes sizes(call.inputs[0].sizes.begin(), call.inputs[0].sizes.end() - 1);
-  const int64_t side = call.inputs[0].sizes.back() + std::abs(call.arg("offset").toInt());
+  const int64_t offset = call.arg("offset").toInt();
+  const int64_t side = call.inputs[0].sizes.back() + std::abs(offset);
   for (const int64_t d : dims) sizes.insert(sizes.begin() + d, side);
+  keep_diagonal_gradient(rule, call, sizes, call.dim("dim1", n), call.dim("dim2", n), offset);
   rule.outputs = {{.sizes = std::move(sizes), .dtype = call.inputs[0].dtype}};
   return rule;
 }

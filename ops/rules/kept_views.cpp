@@ -193,6 +193,38 @@ bool is_one_of_equals(const Sizes& part, const Sizes& whole, int64_t dim, int64_
   return std::ranges::all_of(layout, [&](const Placement& p) { return !p.is_shard(dim) || p.is_chunks(); });
 }
 
+// Returns candidate layouts of a tensor, given the layout of its diagonal of two dimensions.
+std::vector<Placements> with_diagonal(const Placements& diagonal, int64_t diagonal_dim, int64_t dim1, int64_t dim2) {
+  std::vector<Placements> out;
+  for (const int64_t dim : {dim1, dim2}) {
+    for (const bool plain : {true, false}) {
+      Placements candidate = lifted(diagonal, std::min(dim1, dim2));
+      candidate = lifted(std::move(candidate), std::max(dim1, dim2));
+      for (std::size_t i = 0; i < diagonal.size(); ++i) {
+        if (diagonal[i].is_shard(diagonal_dim)) candidate[i] = plain ? Placement(Shard(dim)) : diagonal[i].on(dim);
+      }
+      out.push_back(std::move(candidate));
+    }
+  }
+  return out;
+}
+
+// Returns candidate layouts of the viewed tensor, given the view's.
+using Candidates = std::function<std::vector<Placements>(const Placements&, std::span<const int64_t> mesh_shape)>;
+
+// Sets OpRule::outputs_for so that the result, of sizes `sizes`, has the first candidate of which `view` gives input
+// 0's layout.
+void keep_viewed(OpRule& rule, const OpCall& call, const Sizes& sizes, TileView view, Candidates candidates) {
+  rule.outputs_for = [=, to = call.inputs.at(0).sizes, view = std::move(view), candidates = std::move(candidates)](
+                         const std::vector<Placements>& inputs,
+                         std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
+    for (const Placements& candidate : candidates(inputs[0], mesh_shape)) {
+      if (viewed_layout(sizes, to, view, candidate, mesh_shape) == inputs[0]) return std::vector<Placements>{candidate};
+    }
+    return std::nullopt;
+  };
+}
+
 }  // namespace
 
 void keep_cuts(OpRule& rule, const OpCall& call, std::vector<TileView> views, std::string_view kernel) {
@@ -216,21 +248,29 @@ void keep_cuts(OpRule& rule, const OpCall& call, std::vector<TileView> views, st
 void keep_gradient(OpRule& rule, const OpCall& call, const std::vector<int64_t>& sizes, int64_t dim, TileView view,
                    std::optional<int64_t> start) {
   rule.keep_kernel = "parts_backward";
-  rule.outputs_for = [=, to = call.inputs.at(0).sizes, view = std::move(view)](
-                         const std::vector<Placements>& inputs,
-                         std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
-    std::vector<Placements> candidates = with_shards(inputs[0], dim, to.size() == sizes.size());
+  const Candidates candidates = [=, to = call.inputs.at(0).sizes](const Placements& gradient,
+                                                                  std::span<const int64_t> mesh_shape) {
+    std::vector<Placements> out = with_shards(gradient, dim, to.size() == sizes.size());
     if (start) {
-      std::optional<Placements> repeated = repeated_layout(to, sizes, dim, *start, inputs[0], mesh_shape);
+      std::optional<Placements> repeated = repeated_layout(to, sizes, dim, *start, gradient, mesh_shape);
       // Some layouts match both descriptions, such as that of the middle third over two ranks.
-      const bool first = is_one_of_equals(to, sizes, dim, *start, inputs[0]);
-      if (repeated) candidates.insert(first ? candidates.begin() : candidates.end(), *std::move(repeated));
+      const bool first = is_one_of_equals(to, sizes, dim, *start, gradient);
+      if (repeated) out.insert(first ? out.begin() : out.end(), *std::move(repeated));
     }
-    for (const Placements& candidate : candidates) {
-      if (viewed_layout(sizes, to, view, candidate, mesh_shape) == inputs[0]) return std::vector<Placements>{candidate};
-    }
-    return std::nullopt;
+    return out;
   };
+  keep_viewed(rule, call, sizes, std::move(view), candidates);
+}
+
+void keep_diagonal_gradient(OpRule& rule, const OpCall& call, const std::vector<int64_t>& sizes, int64_t dim1,
+                            int64_t dim2, int64_t offset) {
+  const Sizes& to = call.inputs.at(0).sizes;
+  if (to.size() + 1 != sizes.size()) return;  // LibTorch refuses it
+  rule.keep_kernel = "diagonal_backward";
+  const auto last = static_cast<int64_t>(to.size()) - 1;
+  keep_viewed(
+      rule, call, sizes, diagonal_tiles(dim1, dim2, offset, to.back()),
+      [=](const Placements& gradient, std::span<const int64_t>) { return with_diagonal(gradient, last, dim1, dim2); });
 }
 
 void keep_joined(OpRule& rule, const OpCall& call, int64_t dim) {

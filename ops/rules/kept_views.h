@@ -22,6 +22,12 @@ void keep_cuts(OpRule& rule, const OpCall& call, std::vector<TileView> views, st
 void keep_gradient(OpRule& rule, const OpCall& call, const std::vector<int64_t>& sizes, int64_t dim, TileView view,
                    std::optional<int64_t> start = {});
 
+// Does the same for the gradient of the diagonal of two dimensions at `offset`, or for a tensor that has input 0 as
+// that diagonal and zeros elsewhere. Layouts with Shard(dim1) or Shard(dim2), or with input 0's own partition, in the
+// place of the Shards of the diagonal are tried.
+void keep_diagonal_gradient(OpRule& rule, const OpCall& call, const std::vector<int64_t>& sizes, int64_t dim1,
+                            int64_t dim2, int64_t offset);
+
 // Sets OpRule::outputs_for for an operator that concatenates all its inputs along `dim`: each rank concatenates its
 // pieces. What is pending is reduced first where the inputs' dtypes differ.
 //   q, k, v of 8 features each as S(-1) over 2 ranks -> BC(-1, 4)

@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <initializer_list>
+
+#include <c10/util/accumulate.h>
 
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
@@ -8,17 +11,51 @@
 namespace tessera::rules {
 namespace {
 
-// ---- the last dimensions are normalized and must not be cut
+// ---- the last dimensions are normalized
 
 struct NormLabels {
-  Labels input;   // also of the statistics, which have size 1 in the normalized dimensions
-  Labels weight;  // also of the bias
+  Labels input;
+  Labels statistics;  // which have size 1 in the normalized dimensions
+  Labels weight;      // also of the bias
 };
 
-NormLabels norm_labels(const OpCall& call) {
+// Labels the normalized dimensions '-', or by letters where they may be cut.
+NormLabels norm_labels(const OpCall& call, bool cut = false) {
   const std::size_t normalized = call.arg("normalized_shape").toIntVector().size();
   const std::size_t outer = call.inputs.at(0).sizes.size() - normalized;
-  return {.input = letters(outer) + Labels(normalized, '-'), .weight = Labels(normalized, '-')};
+  const Labels lines = letters(outer), whole(normalized, '-');
+  const Labels weight = cut ? letters(normalized, 'A') : whole;
+  return {.input = lines + weight, .statistics = lines + whole, .weight = weight};
+}
+
+// Returns whether ranks can join what they find in pieces of the normalized dimensions. What LibTorch refuses is left
+// to it, and so are tensors without elements. `weights` lists the inputs that are weights.
+bool can_join(const OpCall& call, std::initializer_list<std::size_t> weights) {
+  const TensorInfo& input = call.inputs.at(0);
+  const std::vector<int64_t> shape = call.arg("normalized_shape").toIntVector();
+  if (shape.empty() || shape.size() > input.sizes.size() || c10::multiply_integers(input.sizes) == 0) return false;
+  if (!at::isFloatingType(input.dtype) || c10::elementSize(input.dtype) == 1) return false;
+  if (!std::equal(shape.rbegin(), shape.rend(), input.sizes.rbegin())) return false;
+  return std::ranges::all_of(
+      weights, [&](std::size_t j) { return !call.inputs.at(j).defined || call.inputs[j].sizes == shape; });
+}
+
+// Gives the strategies that cut a normalized dimension a kernel, which communicates `of_line` for each line that is
+// normalized, and whose statistics all ranks have.
+void join(OpRule& rule, const OpCall& call, std::string_view kernel, const Strategy::Joined& of_line) {
+  const std::vector<int64_t>& sizes = call.inputs.at(0).sizes;
+  const auto outer = std::ssize(sizes) - std::ssize(call.arg("normalized_shape").toIntVector());
+  double lines = 1;
+  for (int64_t d = 0; d < outer; ++d) lines *= static_cast<double>(sizes[static_cast<std::size_t>(d)]);
+  for (Strategy& strategy : rule.strategies) {
+    const Placement& input = strategy.inputs.at(0);
+    if (!input.is_shard() || input.tensor_dim() < outer) continue;
+    strategy.kernel = kernel;
+    strategy.joined = {.reduced = of_line.reduced * lines, .gathered = of_line.gathered * lines};
+    for (Placement& output : strategy.outputs) {
+      if (output.is_partial()) output = Replicate();
+    }
+  }
 }
 
 // Returns the dtype of the mean and the inverse deviation. It is wider than a half input's on CUDA, and on CPU if the
@@ -32,8 +69,10 @@ at::ScalarType statistics_type(const OpCall& call) {
 
 // (input, weight, bias) -> (result, mean, rstd)
 OpRule layer_norm(const OpCall& call) {
-  const auto [input, weight] = norm_labels(call);
-  OpRule rule{.strategies = shard_factors({input, weight, weight}, {input, input, input})};
+  const bool joins = can_join(call, {1, 2});
+  const auto [input, of_lines, weight] = norm_labels(call, joins);
+  OpRule rule{.strategies = shard_factors({input, weight, weight}, {input, of_lines, of_lines})};
+  if (joins) join(rule, call, "layer_norm", {.gathered = 16});
   std::vector<int64_t> statistics = call.inputs.at(0).sizes;
   std::fill(statistics.end() - static_cast<int64_t>(weight.size()), statistics.end(), 1);
   const TensorInfo of_statistics{.sizes = statistics, .dtype = statistics_type(call)};
@@ -44,8 +83,10 @@ OpRule layer_norm(const OpCall& call) {
 // Maps (grad, input, mean, rstd, weight, bias) to the gradients of input, weight and bias. A pending gradient is
 // reduced before: if it stayed pending, three gradients would have to be reduced.
 OpRule layer_norm_backward(const OpCall& call) {
-  const auto [input, weight] = norm_labels(call);
-  OpRule rule{.strategies = shard_factors({input, input, input, input, weight, weight}, {input, weight, weight})};
+  const bool joins = can_join(call, {4, 5}) && call.inputs.at(1).sizes == call.inputs.at(0).sizes;
+  const auto [input, of_lines, weight] = norm_labels(call, joins);
+  OpRule rule{.strategies = shard_factors({input, input, of_lines, of_lines, weight, weight}, {input, weight, weight})};
+  if (joins) join(rule, call, "layer_norm_backward", {.reduced = call.inputs[0].dtype == at::kDouble ? 16.0 : 8.0});
   rule.outputs = asked_for(call, {call.inputs.at(1), call.inputs.at(4), call.inputs.at(5)});
   rule.kernel = "contiguous_statistics";
   return rule;
@@ -53,14 +94,14 @@ OpRule layer_norm_backward(const OpCall& call) {
 
 // (input, weight) -> (result, rstd)
 OpRule rms_norm(const OpCall& call) {
-  const auto [input, weight] = norm_labels(call);
-  return {.strategies = shard_factors({input, weight}, {input, input})};
+  const auto [input, of_lines, weight] = norm_labels(call);
+  return {.strategies = shard_factors({input, weight}, {input, of_lines})};
 }
 
 // (grad, input, rstd, weight) -> the gradients of input and weight
 OpRule rms_norm_backward(const OpCall& call) {
-  const auto [input, weight] = norm_labels(call);
-  return {.strategies = shard_factors({input, input, input, weight}, {input, weight}),
+  const auto [input, of_lines, weight] = norm_labels(call);
+  return {.strategies = shard_factors({input, input, of_lines, weight}, {input, weight}),
           .kernel = "contiguous_statistics"};
 }
 

@@ -20,6 +20,9 @@ namespace tessera::rules {
 //   deviation                 var, std and pairs with the mean, from pieces of the reduced dimensions
 //   parts                     of input 0: what slice, split, select or unbind along a dimension takes from this piece
 //   parts_backward            zeros, except where such a part is
+//   diagonal                  of input 0: what the diagonal of two dimensions takes from this piece
+//   diagonal_backward         zeros, except where such a part is
+//   triangle                  tril or triu of this piece, with the diagonal where the piece has it
 //   reshape                   input 0 with the local sizes of output 0
 //   contiguous                the operator on contiguous pieces, for LibTorch kernels that assume them without a check
 //   aligned_rows              the operator on matrices (inputs 0 and 1) whose rows begin at multiples of 16 bytes
@@ -31,6 +34,8 @@ namespace tessera::rules {
 //   convolution_backward      likewise
 //   pooling                   the operator on fetched rows, with global counts and indices
 //   group_norm                the operator, with the piece's numbers of items, channels and groups
+//   layer_norm                the operator, with the means and variances of lines of which each rank has a piece
+//   layer_norm_backward       likewise, with two sums over each line
 //   softmax                   softmax or its logarithm, with the greatest elements and the sums of all pieces' lines
 //   softmax_backward          likewise, with the sums
 //   logsumexp                 the operator over all pieces

@@ -155,6 +155,26 @@ TileView select_tiles(int64_t dim, int64_t index) {
   };
 }
 
+DiagonalStart diagonal_start(int64_t offset) {
+  return {.row = std::max<int64_t>(-offset, 0), .column = std::max<int64_t>(offset, 0)};
+}
+
+TileView diagonal_tiles(int64_t dim1, int64_t dim2, int64_t offset, int64_t length) {
+  const auto [row, column] = diagonal_start(offset);
+  return [=, in_rows = slice_tiles(0, row, 1, length),
+          in_columns = slice_tiles(0, column, 1, length)](const Tile& tile) -> std::optional<Tile> {
+    const Intervals& rows = tile.at(static_cast<std::size_t>(dim1));
+    const Intervals& columns = tile.at(static_cast<std::size_t>(dim2));
+    Intervals held = intersect(in_rows({rows})->front(), in_columns({columns})->front());
+    if (held.size() > 1) return std::nullopt;
+    Tile out = tile;
+    out.erase(out.begin() + std::max(dim1, dim2));
+    out.erase(out.begin() + std::min(dim1, dim2));
+    out.push_back(std::move(held));
+    return out;
+  };
+}
+
 TileView regroup_tiles(const Sizes& from, const Sizes& to) {
   if (has_zero(from) || has_zero(to)) {
     return [](const Tile&) -> std::optional<Tile> { return std::nullopt; };

@@ -25,6 +25,16 @@ int64_t slice_start(std::optional<int64_t> asked, int64_t size);
 // empty set in every dimension.
 TileView select_tiles(int64_t dim, int64_t index);
 
+// Maps to the diagonal of two dimensions that the operator `diagonal` returns, `length` elements as the last dimension.
+// What a piece has of it must be one interval.
+TileView diagonal_tiles(int64_t dim1, int64_t dim2, int64_t offset, int64_t length);
+
+// Returns the row and the column (the indices in dim1 and dim2) of the first element of the diagonal at `offset`.
+struct DiagonalStart {
+  int64_t row, column;
+};
+DiagonalStart diagonal_start(int64_t offset);
+
 // Maps to the same elements in other dimensions, as view and reshape do. A dimension may have at most kMostIntervals
 // intervals.
 TileView regroup_tiles(const std::vector<int64_t>& from, const std::vector<int64_t>& to);

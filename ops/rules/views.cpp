@@ -216,7 +216,12 @@ OpRule roll(const OpCall& call) {
 OpRule diagonal(const OpCall& call) {
   const Sizes dims = {call.dim("dim1", ndim(call)), call.dim("dim2", ndim(call))};
   const Labels input = with_whole(labels_of(call.inputs.at(0)), dims);
-  return moved(call, {input}, without(input, dims) + '-');
+  OpRule rule = moved(call, {input}, without(input, dims) + '-');
+  if (!call.outputs.empty()) {
+    keep_cuts(rule, call, {diagonal_tiles(dims[0], dims[1], call.arg("offset").toInt(), call.outputs[0].sizes.back())},
+              "diagonal");
+  }
+  return rule;
 }
 
 OpRule unfold(const OpCall& call) {
@@ -265,7 +270,10 @@ OpRule diagonal_backward(const OpCall& call) {
   const Labels all = input_labels(call);
   const auto n = static_cast<int64_t>(all.size());
   const Sizes dims = {call.dim("dim1", n), call.dim("dim2", n)};
-  return into(call, without(all, dims) + '-', with_whole(all, dims));
+  OpRule rule = into(call, without(all, dims) + '-', with_whole(all, dims));
+  const Sizes sizes = call.arg("input_sizes").toIntVector();
+  keep_diagonal_gradient(rule, call, sizes, dims[0], dims[1], call.arg("offset").toInt());
+  return rule;
 }
 
 // Overlapping windows are added in it, so only linear reductions can stay pending.

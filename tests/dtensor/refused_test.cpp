@@ -758,12 +758,12 @@ TEST_CASE("reading a view that had to be a copy, after what it viewed was writte
   const DeviceMesh mesh = fake_mesh(1, {3}, {"tp"});
   const auto write_then = [&](const auto& write, const auto& read) {
     at::Tensor x = ones(mesh, {S0});
-    const at::Tensor view = x.diagonal().view({3, 1});
+    const at::Tensor view = x.unfold(0, 2, 1).select(0, 0);
     read(view);
     write(x);
-    CHECK_THROWS_WITH_AS(read(view), doctest::Contains("a copy that aten::diagonal made"), std::runtime_error);
+    CHECK_THROWS_WITH_AS(read(view), doctest::Contains("a copy that aten::unfold made"), std::runtime_error);
     CHECK_THROWS_WITH_AS(read(view), doctest::Contains("has been written since"), std::runtime_error);
-    read(x.diagonal().view({3, 1}));
+    read(x.unfold(0, 2, 1).select(0, 0));
     read(x);
   };
   const auto add = [](at::Tensor& x) { x.add_(1); };
@@ -775,14 +775,15 @@ TEST_CASE("reading a view that had to be a copy, after what it viewed was writte
 }
 
 TEST_CASE("writing a view that had to be a copy is refused") {
-  refused(
-      {"aten::zero_: would write Float [3]", "a copy that aten::diagonal made", "redistribute the viewed tensor first"},
-      [](const DeviceMesh& mesh) { ones(mesh, {S0}).diagonal().zero_(); });
+  refused({"aten::zero_: would write Float [5, 3, 2]", "a copy that aten::unfold made",
+           "redistribute the viewed tensor first"},
+          [](const DeviceMesh& mesh) { ones(mesh, {S0}).unfold(0, 2, 1).zero_(); });
   refused({"a copy that aten::unfold made"},
           [](const DeviceMesh& mesh) { ones(mesh, {S0}).unfold(0, 2, 1).select(0, 0).fill_(1); });
   refused({"aten::_foreach_add_", "a copy"},
-          [](const DeviceMesh& mesh) { at::_foreach_add_({ones(mesh, {S0}).diagonal()}, 1); });
+          [](const DeviceMesh& mesh) { at::_foreach_add_({ones(mesh, {S0}).unfold(0, 2, 1)}, 1); });
   const DeviceMesh mesh = fake_mesh(1, {3}, {"tp"});
   CHECK_NOTHROW(ones(mesh, {S0}).slice(1, 0, 2).zero_());
-  CHECK_NOTHROW(ones(mesh, {S0}).diagonal().clone().zero_());
+  CHECK_NOTHROW(ones(mesh, {S0}).diagonal().zero_());
+  CHECK_NOTHROW(ones(mesh, {S0}).unfold(0, 2, 1).clone().zero_());
 }

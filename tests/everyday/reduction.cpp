@@ -55,7 +55,7 @@ std::vector<Row> reduction_rows() {
       EVERYDAY("- - - - -", at::any(mask)),
       EVERYDAY("- - - - -", at::all(mask, 0)),
       EVERYDAY("-/- -/- s/sg -/- -/-", at::norm(x, 1)),
-      EVERYDAY("g/- g/- -/- g/- g/-", at::trace(x)),
+      EVERYDAY("-/- -/- -/- -/- -/-", at::trace(x)),
       EVERYDAY("- - - - -", at::bincount(classes)),
       EVERYDAY("- - s - -", at::histc(x, 4, -2, 2)),
       EVERYDAY("a/- -/- -/- a/- a/-", at::diff(x, 1, 0)),

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -16,6 +17,7 @@
 #include "tessera/tests/tools/launching.h"
 #include "tessera/tools/launcher/child_process.h"
 #include "tessera/tools/launcher/private_folder.h"
+#include "tessera/tools/launcher/signal_queue.h"
 #include "tessera/tools/launcher/watchdog.h"
 
 namespace fs = std::filesystem;
@@ -78,6 +80,20 @@ std::string abandon_folder(const std::string& parent) {
   const std::vector<std::string> found = folders_in(parent);
   REQUIRE(found.size() == 1);
   return found[0];
+}
+
+// Sends the signal to this process's group every 0.2 ms until it is killed. Returns its pid.
+pid_t start_sender(int signal) {
+  return start_child([=]() -> int {
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, signal);
+    ::sigprocmask(SIG_BLOCK, &blocked, nullptr);
+    while (true) {
+      ::kill(0, signal);
+      ::usleep(200);
+    }
+  });
 }
 
 }  // namespace
@@ -169,6 +185,24 @@ TEST_CASE("spawn_watchdog: returns once the watchdog would see that its parent d
   ::sched_setaffinity(0, sizeof(all), &all);
   ::kill(watchdog, SIGKILL);
   CHECK(wait_for(watchdog) == 1000 + SIGKILL);
+}
+
+TEST_CASE("spawn_watchdog: a signal to the caller's group, which it passes on to ranks, does not end the watchdog") {
+  CHECK(wait_for(start_child([]() -> int {
+          ::setpgid(0, 0);
+          const tessera::SignalQueue signals;
+          const pid_t sender = start_sender(SIGUSR1);
+          int ended = 0;
+          for (int i = 0; i < 300; ++i) {
+            const pid_t watchdog = spawn_watchdog("");
+            ended += ::waitpid(watchdog, nullptr, WNOHANG) == 0 ? 0 : 1;
+            ::kill(watchdog, SIGKILL);
+            ::waitpid(watchdog, nullptr, 0);
+          }
+          ::kill(sender, SIGKILL);
+          wait_for(sender);
+          return ended == 0 ? 0 : 1;
+        })) == 0);
 }
 
 TEST_CASE("launch: a process that left its rank's session does not outlive a killed launcher") {

@@ -157,28 +157,57 @@ class ReadyPipe {
 
   int write_end() const { return ends_[1]; }
 
-  // Waits until the watchdog has written its byte, or has ended without.
-  void wait() {
+  // Waits until the watchdog has written its byte, or has ended without. Returns whether it has written it.
+  bool wait() {
     ::close(std::exchange(ends_[1], -1));
     char byte = 0;
-    while (::read(ends_[0], &byte, 1) < 0 && errno == EINTR) continue;
+    ssize_t count = 0;
+    while ((count = ::read(ends_[0], &byte, 1)) < 0 && errno == EINTR) continue;
+    return count == 1;
   }
 
  private:
   std::array<int, 2> ends_{};  // for reading and for writing
 };
 
+// Blocks this thread's signals while it lives, and those of a child that is made meanwhile.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+// A signal to the caller's group, in which the watchdog is at first, would end or stop it.
+pid_t start_watchdog(const std::string& mark, int ready) {
+  const BlockedSignals blocked;
+  const pid_t parent = ::getpid();
+  const pid_t pid = start_child([&]() -> int {
+    mark_of_group = mark.empty() ? nullptr : mark.c_str();
+    kill_group_with_parent(parent, ready);
+  });
+  ::setpgid(pid, pid);
+  ::kill(pid, SIGCONT);  // SIGSTOP cannot be blocked
+  return pid;
+}
+
 }  // namespace
 
 pid_t spawn_watchdog(const std::string& mark) {
   ReadyPipe ready;
-  const pid_t parent = ::getpid();
-  const pid_t pid = start_child([&]() -> int {
-    mark_of_group = mark.empty() ? nullptr : mark.c_str();
-    kill_group_with_parent(parent, ready.write_end());
-  });
-  ::setpgid(pid, pid);
-  ready.wait();
+  const pid_t pid = start_watchdog(mark, ready.write_end());
+  if (!ready.wait()) {
+    wait_for(pid);
+    throw std::runtime_error("a launcher's watchdog has ended before the ranks were started; start the job again");
+  }
   return pid;
 }
 

@@ -26,6 +26,7 @@ std::vector<Sample> join_samples() {
   return {
       {"aten::tril", {x({5, 3, 4}), 1}},
       {"aten::triu", {x({5, 4})}},
+      {"aten::tril_", {x({4, 5}), -1}},
       {"aten::constant_pad_nd", {x({5, 3}), Ints{1, 2}}},
       {"aten::constant_pad_nd", {x({5, 3}), Ints{0, 0, -1, 2}, 1.5}},
       {"aten::cat", {list({x({5, 2}), x({5, 3})}), 1}},

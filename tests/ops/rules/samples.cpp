@@ -82,6 +82,8 @@ std::vector<Sample> view_samples() {
       {"aten::slice_backward", {x({5, 2}), Ints{5, 6}, 1, 1, 5, 2}},
       {"aten::slice_backward", {x({5, 6}), Ints{5, 6}, 1, 0, 6, 1}},
       {"aten::diagonal_backward", {x({2, 3}), Ints{5, 3, 2}, 1, 1, 0}},
+      {"aten::diagonal", {x({6, 6}), -1, 0, 1}},
+      {"aten::diagonal_backward", {x({5}), Ints{6, 6}, -1, 0, 1}},
       {"aten::unfold_backward", {x({5, 2, 3}), Ints{5, 6}, 1, 3, 2}},
       {"aten::slice_copy.Tensor", {x({5, 6}), 1, 1, 5, 2}},
       {"aten::narrow_copy", {x({5, 6}), 1, -4, 3}},

@@ -119,6 +119,22 @@ Tensors joined(const RankCall& rank) {
   return out;
 }
 
+// Runs on whole tensors, with zeros for the gradient of other ranks' lines, and returns the pieces of the results.
+Tensors layer_norm_backward(const RankCall& rank) {
+  Tensors inputs = rank.sample.tensors();
+  const at::Tensor grad = inputs[0];
+  Tile lines = rank.input_tile(0);
+  const Sizes shape = rank.arg("normalized_shape").toIntVector();
+  for (std::size_t d = lines.size() - shape.size(); d < lines.size(); ++d)
+    lines[d] = one_interval(0, grad.size(static_cast<int64_t>(d)));
+  inputs[0] = embedded(cut(grad, lines), lines, grad.sizes());
+  Tensors out = rank.sample.run(rank.sample.args_with(inputs));
+  for (std::size_t k = 0; k < out.size(); ++k) {
+    if (out[k].defined()) out[k] = cut(out[k], rank.tile(out[k], rank.layouts.outputs[k]));
+  }
+  return out;
+}
+
 Tensors reshape(const RankCall& rank) { return {rank.args[0].toTensor().reshape(rank.local_sizes(0))}; }
 
 Tensors embedding(const RankCall& rank) {
@@ -187,6 +203,9 @@ const std::map<std::string_view, Kernel>& kernels() {
       {"convolution_backward", convolution_backward},
       {"pooling", by_whole},
       {"parts_backward", by_whole},
+      {"diagonal", by_whole},
+      {"diagonal_backward", by_whole},
+      {"triangle", by_whole},
       {"extremum", extremum},
       {"extremum_index", joined},
       {"deviation", joined},
@@ -197,6 +216,8 @@ const std::map<std::string_view, Kernel>& kernels() {
       {"attention_backward", attention_backward},
       {"embedding", embedding},
       {"embedding_dense_backward", embedding_dense_backward},
+      {"layer_norm", joined},
+      {"layer_norm_backward", layer_norm_backward},
       {"softmax", joined},
       {"softmax_backward", joined},
       {"logsumexp", joined},

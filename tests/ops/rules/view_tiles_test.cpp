@@ -56,6 +56,18 @@ TEST_CASE("elements of pieces") {
   CHECK(text(select_tiles(1, 0)({{{1, 2}}, {{0, 1}}})) == "1-2 ");
 }
 
+TEST_CASE("diagonals of pieces") {
+  CHECK(text(diagonal_tiles(0, 1, 0, 4)({{{0, 2}}, {{0, 6}}})) == "0-2 ");
+  CHECK(text(diagonal_tiles(0, 1, 0, 4)({{{2, 4}}, {{0, 3}}})) == "2-3 ");
+  CHECK(text(diagonal_tiles(0, 1, 2, 4)({{{1, 4}}, {{0, 4}}})) == "1-2 ");
+  CHECK(text(diagonal_tiles(0, 1, -1, 3)({{{2, 4}}, {{0, 6}}})) == "1-3 ");
+  CHECK(text(diagonal_tiles(1, 0, -1, 3)({{{0, 6}}, {{2, 4}}})) == "1-3 ");
+  CHECK(text(diagonal_tiles(2, 0, 0, 4)({{{0, 4}}, {{3, 5}}, {{0, 2}}})) == "3-5 0-2 ");
+  CHECK(text(diagonal_tiles(0, 1, 0, 4)({{{0, 2}}, {{2, 4}}})) == "- ");
+  CHECK(text(diagonal_tiles(0, 1, 0, 6)({{{0, 2}, {4, 6}}, {{0, 5}}})) == "none");
+  CHECK(text(diagonal_tiles(0, 1, 0, 6)({{{0, 2}, {4, 6}}, {{4, 5}}})) == "4-5 ");
+}
+
 TEST_CASE("pieces in other dimensions") {
   CHECK(text(regroup_tiles({4, 6}, {24})({{{1, 3}}, {{0, 6}}})) == "6-18 ");
   CHECK(text(regroup_tiles({4, 6}, {24})({{{1, 3}}, {{2, 4}}})) == "8-10+14-16 ");
