@@ -24,6 +24,20 @@ bool shares_memory(const at::Tensor& t) {
   return others > 1 || (others == 1 && !is_listed(memory->storage()));
 }
 
+void ViewCopy::set_current(uint32_t raised) const {
+  source->writes = viewed.sum();
+  source->operators = viewed.by_operators.current_version();
+  source->raised = raised;
+}
+
+// Every operator that writes raises `by_operators`, so that none is taken for a raise of the version that is yet
+// expected. An operator that changes a shape lowers it.
+bool ViewCopy::is_current() const {
+  const uint32_t since = viewed.sum() - source->writes;
+  const auto by_operators = static_cast<int32_t>(viewed.by_operators.current_version() - source->operators);
+  return since == 0 || (since <= source->raised && by_operators <= 0);
+}
+
 void expect_new_shape(const at::Tensor& t) {
   if (!raises_version(t)) return;
   const Meta& of = meta(t);
@@ -34,7 +48,7 @@ void expect_new_shape(const at::Tensor& t) {
 void check_current(const at::Tensor& t, const char* who) {
   const Meta& m = meta(t);
   const ViewCopy& copy = m.copy;
-  if (!m.is_copied_view() || copy.viewed.sum() == copy.writes) return;
+  if (!m.is_copied_view() || copy.is_current()) return;
   throw std::runtime_error(fmt::format(
       "{}: would read {}, a copy that {} made because the viewed tensor had to be moved; the viewed tensor, "
       "or the copy's piece, has been written since, so that they differ. Take the view again after the "
@@ -44,15 +58,12 @@ void check_current(const at::Tensor& t, const char* who) {
 
 void check_writable(const at::Tensor& t, const char* who) {
   const Meta& m = meta(t);
-  if (!m.is_copied_view()) return;
-  // A view without dimensions, of one element, has no layout in which one rank alone holds it.
+  if (!m.is_copied_view() || m.copy.source->viewed) return;
   throw std::invalid_argument(fmt::format(
       "{}: would write {}, a copy that {} made because the viewed tensor had to be moved: the viewed tensor would not "
-      "change. {}Clone the view to write the copy alone; or redistribute the viewed tensor first, so that the view "
+      "change. Clone the view to write the copy alone; or redistribute the viewed tensor first, so that the view "
       "needs no move",
-      who, to_string(*m.spec), *m.copy.made_by,
-      m.spec->ndim() == 0 ? "To write one element of a cut tensor, write t.narrow(dim, index, 1), which needs no move. "
-                          : ""));
+      who, to_string(*m.spec), *m.copy.made_by));
 }
 
 void check_local(const at::Tensor& local, const Spec& spec, const char* who) {

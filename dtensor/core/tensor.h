@@ -42,11 +42,31 @@ struct WriteCounters {
   }
 };
 
-// Records that a view is a copy of the viewed tensor, because its pieces had to be communicated to make it.
+// Says whether two tensors share memory, as far as their counters show it.
+bool share_counter(const WriteCounters& a, const WriteCounters& b);
+
+// Holds what copies of views that share memory have in common: how a write to one is brought to the viewed tensor, and
+// the writes that they contain.
+struct ViewSource {
+  c10::intrusive_ptr<c10::BackendMeta> viewed = {};  // the viewed tensor's Meta; nullptr: nothing can be brought there
+  at::Tensor moved = {};                             // its piece in another layout, which the copies view
+  SpecPtr layout = {};                               // of `moved`
+  uint32_t writes = 0;     // the sum of ViewCopy::viewed when the copy was made, or was written last
+  uint32_t operators = 0;  // WriteCounters::by_operators then
+  uint32_t raised = 0;     // by how much LibTorch may have raised the version since, for the copy's own write
+};
+
+// Records that a view is a copy of the viewed tensor, because its pieces had to be moved to make it. The source of a
+// copy of a copy views that copy, and `viewed` counts the writes to the tensor that the first one copied.
 struct ViewCopy {
   const std::string* made_by = nullptr;  // the view operator; nullptr: not a copy
-  WriteCounters viewed;                  // the viewed tensor's
-  uint32_t writes = 0;                   // the sum of `viewed` when the copy was made
+  WriteCounters viewed;
+  std::shared_ptr<ViewSource> source;  // nullptr: not a copy
+
+  // Notes that the copy contains all writes that are counted by now. LibTorch may yet raise the version by `raised`.
+  void set_current(uint32_t raised = 0) const;
+  // Says whether nothing was written since, other than what the copy contains.
+  bool is_current() const;
 };
 
 // Refers to a tensor that redistribute_shared() has made of this one, while somebody else holds it.
@@ -181,6 +201,8 @@ bool shares_memory(const at::Tensor& t);
 // Says whether a write to `t`, a DTensor, raises the version in its WriteCounters. It does not for data(), whose writes
 // autograd is not to see, nor after set_data().
 bool raises_version(const at::Tensor& t);
+// Says whether it raises the version in `counters`.
+bool raises_version(const at::Tensor& t, const WriteCounters& counters);
 // Keeps the writes() of `t` as they are although LibTorch will raise its version. The kernel of an operator that
 // changes a shape in place, and so writes nothing, calls it.
 void expect_new_shape(const at::Tensor& t);
@@ -188,7 +210,8 @@ void expect_new_shape(const at::Tensor& t);
 // Throws std::runtime_error if `t` is a view that was copied and the viewed tensor has been written since: the values
 // of `t` are old.
 void check_current(const at::Tensor& t, const char* who);
-// Throws std::invalid_argument if `t` is a view that was copied: a write to it would not reach the viewed tensor.
+// Throws std::invalid_argument if `t` is a view that was copied, and no write to it can be brought to the viewed
+// tensor.
 void check_writable(const at::Tensor& t, const char* who);
 
 // Returns a DTensor of `spec` over `local`, whose sizes must be spec->local_sizes; shares storage with `local`. It is

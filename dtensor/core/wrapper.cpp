@@ -70,10 +70,21 @@ struct CounterOf {
 };
 template struct CounterOf<&c10::VariableVersion::version_counter_>;
 
-bool raises_version(const at::Tensor& t) {
-  const c10::VariableVersion& version = meta(t).version();
-  return version.enabled() && counter_of(t.unsafeGetTensorImpl()->version_counter()) == counter_of(version);
+namespace {
+bool are_one(const c10::VariableVersion& a, const c10::VariableVersion& b) {
+  return a.enabled() && counter_of(a) == counter_of(b);
 }
+}  // namespace
+
+bool share_counter(const WriteCounters& a, const WriteCounters& b) {
+  return are_one(a.version, b.version) || are_one(a.by_operators, b.by_operators);
+}
+
+bool raises_version(const at::Tensor& t, const WriteCounters& counters) {
+  return are_one(counters.version, t.unsafeGetTensorImpl()->version_counter());
+}
+
+bool raises_version(const at::Tensor& t) { return raises_version(t, meta(t).write_counters()); }
 
 // Invariants:
 //   - It holds the wrappers that this thread keeps for reuse, each cleared, in buckets by their layout's Spec.

@@ -9,6 +9,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "tessera/dtensor/core/tensor_lists.h"
+#include "tessera/dtensor/dispatch/copied_views.h"
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
@@ -165,11 +166,6 @@ void OpDispatcher::check_arguments(const c10::OperatorHandle& op, const torch::j
       if (detail::is_dtensor(t)) detail::check_current(t, traits_.name.c_str());
     });
   }
-  for (const std::size_t out : traits_.out_args) {
-    detail::each_tensor(arguments[out], [&](const at::Tensor& t, std::size_t) {
-      if (detail::is_dtensor(t)) detail::check_writable(t, traits_.name.c_str());
-    });
-  }
 }
 
 // Runs before the operator, whose formula reads the tangents of the tensors that it wrote.
@@ -221,13 +217,17 @@ void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet
   for (const TensorArg& entry : call.tensors) {
     if (entry.tensor->defined()) detail::watch_gradient(*entry.tensor);
   }
+  const CopiedViewWrites copies(call);
+  copies.announce();
   if (foreach_) {
     call_foreach(call);
+    copies.bring_back(/*raised_later=*/false);
     return;
   }
   const DecisionPtr decision = decide_gathered(call, [this](const Call& c) { return decision_for(c); });
   execute(call, *decision);
   return_plain(call);
+  copies.bring_back(/*raised_later=*/true);
 }
 
 const DecompositionEntry& OpDispatcher::decomposition() {

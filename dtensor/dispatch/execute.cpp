@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
@@ -12,9 +14,9 @@
 #include "tessera/dtensor/core/memory_order.h"
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor_lists.h"
-#include "tessera/dtensor/core/wrapper.h"
 #include "tessera/dtensor/dispatch/communication_text.h"
 #include "tessera/dtensor/dispatch/gather.h"
+#include "tessera/dtensor/dispatch/viewed_tensor.h"
 #include "tessera/dtensor/dispatch/written_arguments.h"
 #include "tessera/dtensor/random/draw_guard.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
@@ -34,9 +36,8 @@ class Execution {
 
   void run() {
     if (call_.traits.view) {
-      find_viewed();
+      viewed_.emplace(call_, decision_);
       c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
-      inference_ = call_.tensors[0].tensor->is_inference();
     }
     bring_inputs();
     written_.prepare(locals_);
@@ -67,37 +68,6 @@ class Execution {
   }
 
  private:
-  bool copies_conjugate() const {
-    if (!call_.traits.is_view_as_real) return false;
-    const at::Tensor& viewed = *call_.tensors[0].tensor;
-    return detail::is_dtensor(viewed) && detail::meta(viewed).local().is_conj();
-  }
-
-  // Finds what a view views. A view of redistributed pieces is a copy, and so is a view of a copy.
-  void find_viewed() {
-    const at::Tensor& viewed = *call_.tensors[0].tensor;
-    if (!detail::is_dtensor(viewed)) return;
-    const detail::Meta& meta = detail::meta(viewed);
-    viewed_piece_ = meta.local();
-    bytes_before_ = detail::bytes_before(viewed);
-    counters_ = meta.write_counters();
-    writes_ = counters_->sum();
-    if (meta.is_copied_view()) {
-      copy_ = meta.copy;
-    } else if (decision_.moved || copies_conjugate()) {
-      copy_ = copy_of_viewed();
-    }
-  }
-
-  // Says whether a result is in other memory than the viewed piece, for whatever reason.
-  bool lies_apart(const at::Tensor& piece) const {
-    return piece.numel() > 0 && piece.has_storage() && viewed_piece_.has_storage() && !piece.is_alias_of(viewed_piece_);
-  }
-
-  detail::ViewCopy copy_of_viewed() const {
-    return {.made_by = &call_.traits.name, .viewed = *counters_, .writes = writes_};
-  }
-
   // ---- Before the operator
   void bring_inputs() {
     locals_.reserve(call_.tensors.size());
@@ -110,9 +80,9 @@ class Execution {
         locals_.push_back(detail::is_dtensor(t) ? detail::meta(t).local() : with_memory(t));
       }
     }
-    if (copies_conjugate()) locals_[0] = locals_[0].resolve_conj();
+    if (viewed_) viewed_->prepare(locals_[0]);
     move_inputs();
-    if (viewed_piece_.defined()) align_elements();
+    if (viewed_) viewed_->take(locals_[0]);
   }
 
   void move_inputs() {
@@ -124,19 +94,6 @@ class Execution {
       local = in_memory_order(run_route(*move.route, move.to->mesh, local), *move.to);
     }
     if (decision_.halos && mesh_.is_member()) fetch(*decision_.halos);
-  }
-
-  // Copies a piece whose elements cannot be viewed as a wider dtype, though those of the whole can: it begins between
-  // two elements of the view, or its rows do.
-  void align_elements() {
-    if (decision_.outputs.empty() || decision_.outputs[0] == nullptr) return;
-    const auto size = static_cast<int64_t>(c10::elementSize(decision_.outputs[0]->dtype));
-    at::Tensor& local = locals_[0];
-    const int64_t ratio = size / static_cast<int64_t>(local.itemsize());
-    if (ratio <= 1) return;
-    bool aligned = local.storage_offset() % ratio == 0;
-    for (int64_t d = 0; d + 1 < local.dim(); ++d) aligned = aligned && local.stride(d) % ratio == 0;
-    if (!aligned) local = local.clone(at::MemoryFormat::Contiguous);
   }
 
   // Every rank of the mesh takes part, also one that computes nothing.
@@ -284,24 +241,11 @@ class Execution {
       if (mesh_.is_member()) detail::check_local(local, *spec, call_.traits.name.c_str());
     }
     const at::Tensor piece = decision_.make_dense ? as_dense(local, *spec) : local;
-    at::Tensor out = detail::wrap(piece, std::move(spec), inference_);
-    if (viewed_piece_.defined()) detail::place_view(out, bytes_before_, decision_.offset(output));
+    at::Tensor out =
+        detail::wrap(piece, std::move(spec), viewed_ ? std::optional(viewed_->is_inference()) : std::nullopt);
     if (contract_) detail::meta(out).contract = contract_;
-    if (counters_) make_view(out, piece);
+    if (viewed_) viewed_->make_view(out, piece, output);
     return out;
-  }
-
-  // Makes `out` a view, or records that it is a copy. LibTorch gives a copy too the viewed tensor's version, so a write
-  // to either counts as one to both.
-  void make_view(const at::Tensor& out, const at::Tensor& piece) {
-    detail::Meta& made = detail::meta(out);
-    if (copy_.made_by == nullptr && lies_apart(piece)) copy_ = copy_of_viewed();
-    if (copy_.made_by == nullptr) {
-      made.share_writes(*counters_);
-    } else {
-      made.copy = copy_;
-      made.set_version(counters_->version);
-    }
   }
 
   const Call& call_;
@@ -313,12 +257,7 @@ class Execution {
   ContractPtr contract_;
   std::optional<Fetched> fetched_;
   std::optional<detail::DrawKey> draw_key_;
-  at::Tensor viewed_piece_;                        // the viewed tensor's piece; undefined if the call is no view
-  int64_t bytes_before_ = 0;                       // the viewed tensor's
-  std::optional<detail::WriteCounters> counters_;  // the viewed tensor's; nullopt if the call is no view of a DTensor
-  uint32_t writes_ = 0;                            // their sum when the call began
-  detail::ViewCopy copy_;          // what the results record; made_by is nullptr unless they are copied views
-  std::optional<bool> inference_;  // whether the viewed tensor is an inference tensor; nullopt if the call is no view
+  std::optional<ViewedTensor> viewed_;  // nullopt if the call is no view
 };
 
 // Says whether the call is a view of a parameter that is cut to save memory, whose communication Strict allows.

@@ -9,6 +9,7 @@
 
 #include "tessera/dtensor/dispatch/call.h"
 #include "tessera/dtensor/dispatch/communication_text.h"
+#include "tessera/dtensor/dispatch/copied_views.h"
 #include "tessera/dtensor/dispatch/decision.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/gather.h"
@@ -87,6 +88,7 @@ OpExplanation explain_op(const std::string& op, std::vector<c10::IValue> args) {
   refuse_composite(handle, traits, op);
   torch::jit::Stack stack = with_defaults(handle.schema(), std::move(args));
   dispatch::Call call = dispatch::read_call(handle, traits, stack, dispatch::PlainTensors::kTaken);
+  const dispatch::CopiedViewWrites copies(call);
   std::vector<rules::Considered> considered;
   const auto decide = [&](const dispatch::Call& c) {
     considered.clear();
@@ -113,6 +115,7 @@ OpExplanation explain_op(const std::string& op, std::vector<c10::IValue> args) {
     out.steps.push_back("halos: " + decision->halos->exchange.to_string());
   }
   if (decision->joins) out.steps.push_back(dispatch::join_text(*decision));
+  for (std::string& way : copies.ways_back()) out.steps.push_back(std::move(way));
   return out;
 }
 

@@ -7,7 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/std.h>
+#include <ATen/ops/std_mean.h>
 #include <ATen/ops/var_mean.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/where.h>
@@ -48,8 +48,9 @@ Moments moments_of(const at::Tensor& piece, const std::vector<int64_t>& dims, in
     std::tie(variance, mean) = at::var_mean(wide, dims, /*correction=*/0, /*keepdim=*/false);
   } else {
     mean = wide_sum(wide, dims) / static_cast<double>(count);
-    // A variance may be too large or too small for float32 where the deviation is not.
-    variance = at::std(wide, dims, /*correction=*/0, /*keepdim=*/false).to(at::kDouble).square();
+    // A variance may be too large or too small for float32 where the deviation is not. That of all elements is measured
+    // from a rounded mean unless the mean is asked for.
+    variance = std::get<0>(at::std_mean(wide, dims, /*correction=*/0, /*keepdim=*/false)).to(at::kDouble).square();
   }
   const auto elements = static_cast<double>(count);
   return {.mean = is_complex ? at::view_as_real(mean).reshape({-1, 2}) : mean.reshape({-1, 1}),

@@ -131,7 +131,8 @@ std::optional<Placement> cut_of_classes(const OpCall& call, std::size_t first) {
   const bool spatial = call.schema.name().find("nll_loss2d") != std::string::npos;
   const bool takes_ndim = spatial ? self.ndim() == 4 : self.ndim() == 1 || self.ndim() == 2;
   const bool floating = at::isFloatingType(self.dtype) && c10::elementSize(self.dtype) > 1;
-  if (!takes_ndim || !floating || c10::multiply_integers(self.sizes) == 0) return std::nullopt;
+  if (!takes_ndim || !floating || !takes_types(self, target, weight)) return std::nullopt;
+  if (c10::multiply_integers(self.sizes) == 0) return std::nullopt;
   const int64_t classes = self.ndim() == 1 ? 0 : 1;
   std::vector<int64_t> items = self.sizes;
   items.erase(items.begin() + classes);

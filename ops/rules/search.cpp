@@ -44,7 +44,7 @@ double change_cost(const Placement& from, const Placement& to, double bytes, con
   if (ranks == 1 || from.is_replicate() || applies_mask) return 0;
   const auto n = static_cast<double>(ranks);
   double moved = bytes * (n - 1) / n;
-  if (from.is_partial() && to.is_replicate()) moved *= 2;
+  if (from.is_partial() && !to.is_shard()) moved *= 2;
   if (from.is_shard() && to.is_shard())
     moved *= largest_part(sizes.at(static_cast<std::size_t>(to.tensor_dim())), ranks);
   return link.microseconds + moved / link.bytes_per_microsecond;
@@ -188,8 +188,24 @@ class Search {
       return "a partition of a fixed size would cut pieces of another partition";
     if (!commutes_with_chosen(strategy))
       return "its pending reduction does not commute with that of another mesh dimension";
+    if (!reduces_by_its_dtype(strategy, mesh_dim)) return "its pending reduction is not defined for the input's dtype";
     if (!goes_with_chosen(strategy)) return "pieces of the result would hold other elements than those of the input";
     return {};
+  }
+
+  // Says whether each reduction that an input would be pending by is defined for its dtype: a mean is not for integers,
+  // and an extremum not for complex numbers.
+  bool reduces_by_its_dtype(const Strategy& strategy, std::size_t mesh_dim) const {
+    for (std::size_t j = 0; j < inputs_.size(); ++j) {
+      const Placement& to = strategy.inputs[j];
+      if (!inputs_[j].defined || !to.is_partial() || to == current_[j][mesh_dim]) continue;
+      try {
+        to.reduction().check(inputs_[j].dtype, "a sharding rule");
+      } catch (const std::invalid_argument&) {
+        return false;
+      }
+    }
+    return true;
   }
 
   bool keeps_written(const Strategy& strategy, std::size_t mesh_dim) const {

@@ -294,7 +294,6 @@ TESSERA_RANKS_TEST_CASE("a dual written into a view gives the viewed tensor its 
                                                            : std::vector<Placements>{{S0, R}, {S0, S1}, {R, S1}};
     for (const Row& row : rows) {
       CAPTURE(row.name);
-      int64_t compared = 0;
       for (const Placements& kind : kinds) {
         const std::string layout = to_string(kind);
         CAPTURE(layout);
@@ -307,28 +306,17 @@ TESSERA_RANKS_TEST_CASE("a dual written into a view gives the viewed tensor its 
           for (const bool with_grad : {false, true}) {
             CAPTURE(x_dual);
             CAPTURE(with_grad);
-            Tensors got;
-            try {
-              got = run(row, spread(sample({4, 6}), mesh, kind), spread_like(sample(row.sizes, 3)), x_dual, with_grad,
-                        spread_like);
-            } catch (const std::invalid_argument& e) {
-              // A view for which pieces had to move is a copy: writing it is refused, with and without derivatives.
-              const std::string text = e.what();
-              CHECK_MESSAGE(text.find("had to be moved") != std::string::npos, text);
-              continue;
-            }
+            const Tensors got = run(row, spread(sample({4, 6}), mesh, kind), spread_like(sample(row.sizes, 3)), x_dual,
+                                    with_grad, spread_like);
             const Tensors want = run(row, sample({4, 6}), sample(row.sizes, 3), x_dual, with_grad, plain);
             REQUIRE(got.size() == want.size());
             for (std::size_t i = 0; i < want.size(); ++i) {
               CAPTURE(i);
               CHECK(close(got[i], want[i], 1e-10));
             }
-            ++compared;
           }
         }
       }
-      // At least one layout leaves whole what the view cuts, so that its four combinations are compared.
-      CHECK(compared >= 4);
     }
   }
 }

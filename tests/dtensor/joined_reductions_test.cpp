@@ -271,6 +271,13 @@ TESSERA_RANKS_TEST_CASE("deviations of equal, large and few numbers", {3}) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     const at::Tensor constant = sample({1, 50}, 0, dtype).mul(1000).expand({100, 50}).contiguous();
     CHECK(full_tensor(spread(constant, mesh, {S0}).var(0)).eq(0).all().item<bool>());
+    for (const double value : {4.54, 0.1, 1e-3, 777.7}) {
+      const at::Tensor all = leaf(at::full({29}, value, on(dtype)), mesh, {S0});
+      redistribute(all.std(), {R}).backward();
+      CHECK(full_tensor(all.std()).item<double>() == 0);
+      CHECK(full_tensor(std::get<0>(at::var_mean(all))).item<double>() == 0);
+      CHECK(full_tensor(all.grad()).eq(0).all().item<bool>());
+    }
     const at::Tensor x = leaf(constant, mesh, {S0});
     redistribute(x.std(0).sum(), {R}).backward();
     CHECK(full_tensor(x.grad()).eq(0).all().item<bool>());  // LibTorch's value where the deviation is 0

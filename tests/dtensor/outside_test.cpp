@@ -43,8 +43,16 @@ TESSERA_RANKS_TEST_CASE("a rank outside the mesh runs the same program with glob
   CHECK(moved.sizes() == at::IntArrayRef({5, 6}));
   const at::Tensor whole = full_tensor(moved);
   CHECK(tessera::rand({6, 2}, mesh, {S0}).sizes() == at::IntArrayRef({6, 2}));
+  // Views for which pieces move are written.
+  at::Tensor want = x.clone();
+  dx[2][3] = 5;
+  dx.view({3, 10}).add_(1);
+  want[2][3] = 5;
+  want.add_(1);
+  const at::Tensor written = full_tensor(dx);
   if (inside) {
     CHECK(same(whole, x));
+    CHECK(same(written, want));
   } else {
     CHECK(whole.numel() == 0);
     CHECK(counter.total() == 0);

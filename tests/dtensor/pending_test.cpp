@@ -256,3 +256,34 @@ TESSERA_RANKS_TEST_CASE("a product of float8 that gives float8 has no terms of f
   CHECK((y.scalar_type() == at::kFloat8_e4m3fn));
   CHECK(same(full_tensor(y).to(at::kFloat), at::zeros({16, 16}, on(at::kFloat))));
 }
+
+TESSERA_RANKS_TEST_CASE("operators on pending sums of integers and complex numbers reduce them first", {1, 2, 3, 4}) {
+  const at::Tensor counts = at::arange(12, on(at::kLong));
+  const at::Tensor waves = at::complex(sample({6}), sample({6}, 1));
+  using Op = at::Tensor (*)(const at::Tensor&);
+  for (const DeviceMesh& mesh : meshes()) {
+    const Placements cut(static_cast<std::size_t>(mesh.ndim()), Shard(0));
+    const auto check = [&](const at::Tensor& whole, Op op) {
+      const at::Tensor want = op(whole), got = full_tensor(op(spread(whole, mesh, cut)));
+      CHECK((got.scalar_type() == want.scalar_type()));
+      CHECK(close(got.is_complex() ? at::view_as_real(got) : got, want.is_complex() ? at::view_as_real(want) : want));
+    };
+    for (const at::ScalarType dtype : {at::kLong, at::kInt, at::kByte}) {
+      const at::Tensor x = counts.to(dtype);
+      for (const Op op : std::initializer_list<Op>{
+               [](const at::Tensor& t) { return t.sum() + 1; }, [](const at::Tensor& t) { return (t > 3).sum() - 1; },
+               [](const at::Tensor& t) { return t.max() + 1; },
+               [](const at::Tensor& t) { return at::rsub(t.min(), 3); },
+               [](const at::Tensor& t) { return t.sum().add_(1); }, [](const at::Tensor& t) { return t.sum() + 1.5; },
+               [](const at::Tensor& t) { return at::count_nonzero(t) + 1; }})
+        check(x, op);
+    }
+    for (const Op op : std::initializer_list<Op>{[](const at::Tensor& t) { return t.sum().exp(); },
+                                                 [](const at::Tensor& t) { return t.sum().tanh(); },
+                                                 [](const at::Tensor& t) { return at::fill(t.sum(), 3); },
+                                                 [](const at::Tensor& t) {
+                                                   return at::constant_pad_nd(t.unsqueeze(1).sum(0), {1, 1}, 3);
+                                                 }})
+      check(waves, op);
+  }
+}
