@@ -5,8 +5,8 @@
 namespace tessera {
 
 // Do for DTensors what torch::nn::init's orthogonal_, sparse_ and dirac_ do for plain tensors. The first two of those
-// draw plain tensors inside, and the third writes single elements, of which a sharded tensor has no view. The other
-// functions of torch::nn::init work on DTensors unchanged.
+// draw plain tensors inside, and the third communicates for each element that it writes. The other functions of
+// torch::nn::init work on DTensors unchanged.
 // Each call is one draw as dtensor/random.h describes: the bits are the same with any sharding. None communicates, and
 // no rank holds the whole; they need memory for an eighth of it (orthogonal_) or one column (sparse_). They also work
 // under ShardedInit. They throw std::invalid_argument on a plain tensor, on a wrong number of dimensions, on a dtype

@@ -36,8 +36,12 @@ bool can_join(const OpCall& call, std::initializer_list<std::size_t> weights) {
   if (shape.empty() || shape.size() > input.sizes.size() || c10::multiply_integers(input.sizes) == 0) return false;
   if (!at::isFloatingType(input.dtype) || c10::elementSize(input.dtype) == 1) return false;
   if (!std::equal(shape.rbegin(), shape.rend(), input.sizes.rbegin())) return false;
-  return std::ranges::all_of(
-      weights, [&](std::size_t j) { return !call.inputs.at(j).defined || call.inputs[j].sizes == shape; });
+  const bool narrow = input.dtype == at::kHalf || input.dtype == at::kBFloat16;
+  return std::ranges::all_of(weights, [&](std::size_t j) {
+    const TensorInfo& weight = call.inputs.at(j);
+    const bool takes_type = weight.dtype == input.dtype || (narrow && weight.dtype == at::kFloat);
+    return !weight.defined || (weight.sizes == shape && takes_type);
+  });
 }
 
 // Gives the strategies that cut a normalized dimension a kernel, which communicates `of_line` for each line that is

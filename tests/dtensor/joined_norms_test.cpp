@@ -117,9 +117,11 @@ TESSERA_RANKS_TEST_CASE("what layer norm over a cut dimension communicates", {4}
   CHECK_THROWS_WITH_AS(at::layer_norm(x, {400}), doctest::Contains("Strict forbids"), std::exception);
 }
 
-TESSERA_RANKS_TEST_CASE("a weight of another size is refused, however the input is cut", {2}) {
+TESSERA_RANKS_TEST_CASE("a weight of another size or dtype is refused, however the input is cut", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = spread(sample({6, 40}), mesh, {S1});
+  const at::Tensor wide = spread(sample({40}), mesh, {R}), narrow = spread(sample({6, 40}, 0, at::kFloat), mesh, {S1});
+  CHECK_THROWS_WITH_AS(at::layer_norm(narrow, {40}, wide), doctest::Contains("mixed dtype"), std::exception);
   CHECK_THROWS_WITH_AS(at::layer_norm(x, {40}, spread(sample({1}), mesh, {R})), doctest::Contains("weight"),
                        std::exception);
 }
