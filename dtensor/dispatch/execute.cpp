@@ -90,6 +90,7 @@ class Execution {
     std::optional<World::Scope> scope;
     if (decision_.communicates) scope.emplace(mesh_.world(), call_.traits.name.c_str(), contract_path(call_));
     for (const Decision::Move& move : decision_.moves) {
+      if (move.route->plan().steps().empty()) continue;  // the pieces are the same
       at::Tensor& local = locals_[move.tensor];
       local = in_memory_order(run_route(*move.route, move.to->mesh, local), *move.to);
     }

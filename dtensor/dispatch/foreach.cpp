@@ -60,14 +60,49 @@ struct Moved {
   const Placements& to;
 };
 
+// Says whether two DTensors are views of one and may have an element in common: whether the ranges of memory that they
+// have in one process meet.
+bool may_overlap(const at::Tensor& a, const at::Tensor& b) {
+  const auto by_operators = [](const at::Tensor& t) {
+    return detail::WriteCounters{.version = {}, .by_operators = detail::meta(t).write_counters().by_operators};
+  };
+  const auto end = [](const at::Tensor& t) {
+    int64_t last = t.storage_offset();
+    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+    return last + 1;
+  };
+  if (a.numel() == 0 || b.numel() == 0 || !detail::share_counter(by_operators(a), by_operators(b))) return false;
+  return a.itemsize() != b.itemsize() || (a.storage_offset() < end(b) && b.storage_offset() < end(a));
+}
+
+// Throws where a tensor is written in a copy of another layout, and the call uses a view of the same elements too,
+// which would be read or written without what is written into the copy. Of one tensor that stands twice there is one
+// copy.
+void refuse_lost_writes(const Call& call, const Moves& moves) {
+  for (std::size_t i = 0; i < moves.size(); ++i) {
+    if (!moves[i] || !call.writes(call.tensors[i])) continue;
+    const at::Tensor& written = *call.tensors[i].tensor;
+    for (std::size_t j = 0; j < moves.size(); ++j) {
+      const at::Tensor& other = *call.tensors[j].tensor;
+      if (!detail::is_dtensor(other) || (written.is_same(other) && moves[i] == moves[j])) continue;
+      if (!may_overlap(written, other)) continue;
+      throw std::invalid_argument(fmt::format(
+          "{}: would write {} in a copy laid out as {}, and uses a view of the same tensor, {}, which would not have "
+          "what "
+          "is written; use them in two calls, or redistribute the tensor first",
+          call.traits.name, to_string(*call.tensors[i].spec), to_string(*moves[i]), to_string(*call.tensors[j].spec)));
+    }
+  }
+}
+
 // LibTorch goes through the lists in order, so that a tensor may be written at one place and read at a later one.
 // Throws where it would be read in another layout there: the copy for that would be made before the write.
 void check_order(const Call& call, const std::vector<List>& lists, const Moves& moves, const Moved& moved) {
   if (call.writes(moved.entry)) return;
   for (std::size_t j = 0; j < moved.place; ++j) {
     const TensorArg& before = call.tensors[lists[0].begin + j];
-    const bool is_written = call.writes(before) && before.tensor->is_same(*moved.entry.tensor);
-    if (!is_written || moves[lists[0].begin + j] == moved.to) continue;
+    if (!call.writes(before) || !may_overlap(*before.tensor, *moved.entry.tensor)) continue;
+    if (before.tensor->is_same(*moved.entry.tensor) && moves[lists[0].begin + j] == moved.to) continue;
     throw std::invalid_argument(fmt::format(
         "{}: tensor {} of the written list, {}, is read again beside tensor {}, as {}; redistribute both to one layout "
         "first",
@@ -102,6 +137,7 @@ std::optional<Moves> moves_of(const Call& call, const std::vector<List>& lists) 
       out[list.begin + k] = std::move(wanted);
     }
   }
+  refuse_lost_writes(call, out);
   return out;
 }
 

@@ -32,7 +32,8 @@ void align_elements(at::Tensor& piece, int64_t size) {
   const int64_t ratio = size / static_cast<int64_t>(piece.itemsize());
   if (ratio <= 1) return;
   bool aligned = piece.storage_offset() % ratio == 0;
-  for (int64_t d = 0; d + 1 < piece.dim(); ++d) aligned = aligned && piece.stride(d) % ratio == 0;
+  for (int64_t d = 0; d + 1 < piece.dim(); ++d)
+    aligned = aligned && (piece.size(d) <= 1 || piece.stride(d) % ratio == 0);
   if (!aligned) piece = piece.clone(at::MemoryFormat::Contiguous);
 }
 

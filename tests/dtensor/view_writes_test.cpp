@@ -584,3 +584,37 @@ TESSERA_RANKS_TEST_CASE("a tensor that is distributed in place under InferenceMo
   }
   use();
 }
+
+TESSERA_RANKS_TEST_CASE("a list that writes a pending sum in a copy, and a view of it, is refused", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = spread(sample({4, 6}), mesh, {P}), want = sample({4, 6});
+  const auto refused = [](const std::vector<at::Tensor>& list) {
+    CHECK_THROWS_WITH_AS(at::_foreach_add_(list, 1), doctest::Contains("which would not have what is written"),
+                         std::invalid_argument);
+  };
+  refused({x, x.alias()});
+  refused({x, x.detach().t()});
+  refused({x.select(0, 1), x.view({24})});
+  CHECK(close(full_tensor(x), want));
+  at::_foreach_add_({x, x}, 1);
+  at::_foreach_add_({x.narrow(0, 0, 2), x.narrow(0, 2, 2)}, 1);
+  CHECK(close(full_tensor(x), want + 3));
+  const at::Tensor base = spread(sample({4, 6}), mesh, {S0}), rows = base.narrow(0, 0, 4);
+  const at::Tensor other = spread(sample({4, 6}), mesh, {S1});
+  CHECK_THROWS_WITH_AS(at::_foreach_add_({rows, other}, {rows, base}),
+                       doctest::Contains("is read again beside tensor 1"), std::invalid_argument);
+}
+
+TESSERA_RANKS_TEST_CASE("a view over a mesh dimension of one rank is written alike on all ranks", {2, 4}) {
+  const DeviceMesh mesh = mesh_over({1, world()->size()});
+  const auto check = [&](at::IntArrayRef sizes, const Placements& layout, at::Tensor (*of)(const at::Tensor&)) {
+    const at::Tensor plain = sample(sizes), x = spread(plain.clone(), mesh, layout);
+    of(x).fill_(100);
+    of(plain).fill_(100);
+    CHECK(same(full_tensor(x), plain));
+  };
+  check({2, 1, 4}, {S1, S2}, [](const at::Tensor& t) { return t.unfold(2, 4, 5).squeeze(); });
+  check({1, 4}, {S1, S0}, [](const at::Tensor& t) { return t.t().unfold(0, 4, 4); });
+  check({7, 2, 1}, {R, R}, [](const at::Tensor& t) { return at::real(at::view_as_complex(t.transpose(1, 2))); });
+  check({1, 2, 1}, {R, S0}, [](const at::Tensor& t) { return at::real(at::view_as_complex(t.transpose(1, 2))); });
+}
