@@ -241,7 +241,8 @@ class Execution {
       if (spec == nullptr) return {};
       if (mesh_.is_member()) detail::check_local(local, *spec, call_.traits.name.c_str());
     }
-    const at::Tensor piece = decision_.make_dense ? as_dense(local, *spec) : local;
+    at::Tensor piece = decision_.make_dense ? as_dense(local, *spec) : local;
+    if (viewed_) piece = viewed_->piece_of(piece, *spec);
     at::Tensor out =
         detail::wrap(piece, std::move(spec), viewed_ ? std::optional(viewed_->is_inference()) : std::nullopt);
     if (contract_) detail::meta(out).contract = contract_;

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/LegacyTypeDispatch.h>
+
 #include "tessera/dtensor/core/wrapper.h"
 #include "tessera/dtensor/dispatch/gather.h"
 
@@ -47,6 +49,7 @@ ViewedTensor::ViewedTensor(const Call& call, const Decision& decision)
   if (!is_dtensor_) return;
   const at::Tensor& viewed = *call.tensors[0].tensor;
   const detail::Meta& meta = detail::meta(viewed);
+  spec_ = meta.spec;
   piece_ = meta.local();
   bytes_before_ = detail::bytes_before(viewed);
   counters_ = meta.write_counters();
@@ -112,6 +115,17 @@ void ViewedTensor::take(at::Tensor& piece) {
   if (decision_.moved && copy_.source && copy_.source->viewed) copy_.source->moved = piece;
   if (decision_.outputs.empty() || decision_.outputs[0] == nullptr) return;
   align_elements(piece, static_cast<int64_t>(c10::elementSize(decision_.outputs[0]->dtype)));
+}
+
+at::Tensor ViewedTensor::piece_of(const at::Tensor& local, const Spec& spec) const {
+  if (!is_dtensor_ || spec.sizes != spec_->sizes || spec.strides != spec_->strides || spec.dtype != spec_->dtype)
+    return local;
+  const bool is_whole =
+      local.sizes() == piece_.sizes() && local.is_alias_of(piece_) && local.storage_offset() == piece_.storage_offset();
+  const bool is_alike = local.is_conj() == piece_.is_conj() && local.is_neg() == piece_.is_neg();
+  if (!is_whole || !is_alike || local.strides() == piece_.strides()) return local;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return local.as_strided(piece_.sizes(), piece_.strides(), piece_.storage_offset());
 }
 
 // Says whether a result is in other memory than the viewed piece, for whatever reason.

@@ -23,6 +23,9 @@ class ViewedTensor {
   void prepare(at::Tensor& piece) const;
   // Takes the piece when it has been moved, and makes it one that the operator can view.
   void take(at::Tensor& piece);
+  // Returns `local`, or the viewed piece where the view of it is all of it: a dimension of size 1 may have got another
+  // stride, by which LibTorch would take both for tensors that overlap in part.
+  at::Tensor piece_of(const at::Tensor& local, const Spec& spec) const;
   // Makes `out`, result `output` with this piece, a view, or records that it is a copy.
   void make_view(const at::Tensor& out, const at::Tensor& piece, std::size_t output);
 
@@ -39,6 +42,7 @@ class ViewedTensor {
   const Decision& decision_;
   const bool inference_;
   const bool is_dtensor_;
+  SpecPtr spec_;                    // the tensor's
   at::Tensor piece_;                // before it is moved
   int64_t bytes_before_ = 0;        // in the tensor's memory
   detail::WriteCounters counters_;  // the tensor's

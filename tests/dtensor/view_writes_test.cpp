@@ -618,3 +618,24 @@ TESSERA_RANKS_TEST_CASE("a view over a mesh dimension of one rank is written ali
   check({7, 2, 1}, {R, R}, [](const at::Tensor& t) { return at::real(at::view_as_complex(t.transpose(1, 2))); });
   check({1, 2, 1}, {R, S0}, [](const at::Tensor& t) { return at::real(at::view_as_complex(t.transpose(1, 2))); });
 }
+
+TESSERA_RANKS_TEST_CASE("a view of all of a tensor adds to it, also where a piece has one row", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const auto check = [&](const at::Tensor& plain, at::Tensor (*part)(const at::Tensor&),
+                         at::Tensor (*all)(const at::Tensor&)) {
+    for (const Placement& cut : {S0, S1}) {
+      const at::Tensor x = spread(plain.clone(), mesh, {cut}), want = plain.clone();
+      part(x).add_(all(part(x)));
+      part(want).add_(all(part(want)));
+      CHECK(close(full_tensor(x), want));
+    }
+  };
+  check(
+      sample({3, 5}), [](const at::Tensor& t) { return t.slice(1, 0, 2); },
+      [](const at::Tensor& t) {
+        return t.view({3, 2});
+      });
+  check(
+      sample({3, 6, 6}), [](const at::Tensor& t) { return t.transpose(1, 2); },
+      [](const at::Tensor& t) { return t.squeeze(1); });
+}
