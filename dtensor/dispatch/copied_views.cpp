@@ -71,8 +71,7 @@ void CopiedViewWrites::refuse_other_uses(const Call& call) const {
       if (!lead_to_one(copy, *entry.tensor)) continue;
       throw std::invalid_argument(
           fmt::format("{}: would write {}, a copy that {} made because the viewed tensor had to be moved, and {} the "
-                      "same tensor by "
-                      "another argument, {}; {}. Use them in two calls",
+                      "same tensor by another argument, {}; {}. Use them in two calls",
                       *name_, to_string(*detail::meta(copy).spec), *detail::meta(copy).copy.made_by,
                       call.writes(entry) ? "write" : "read", to_string(*detail::meta(*entry.tensor).spec),
                       call.writes(entry) ? "one of the writes would be lost" : "what it reads may be old"));
