@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
@@ -67,9 +68,8 @@ bool may_overlap(const at::Tensor& a, const at::Tensor& b) {
     return detail::WriteCounters{.version = {}, .by_operators = detail::meta(t).write_counters().by_operators};
   };
   const auto end = [](const at::Tensor& t) {
-    int64_t last = t.storage_offset();
-    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-    return last + 1;
+    return static_cast<int64_t>(
+        at::detail::computeStorageNbytes(t.sizes(), t.strides(), /*itemsize=*/1, t.storage_offset()));
   };
   if (a.numel() == 0 || b.numel() == 0 || !detail::share_counter(by_operators(a), by_operators(b))) return false;
   return a.itemsize() != b.itemsize() || (a.storage_offset() < end(b) && b.storage_offset() < end(a));
@@ -88,8 +88,7 @@ void refuse_lost_writes(const Call& call, const Moves& moves) {
       if (!may_overlap(written, other)) continue;
       throw std::invalid_argument(fmt::format(
           "{}: would write {} in a copy laid out as {}, and uses a view of the same tensor, {}, which would not have "
-          "what "
-          "is written; use them in two calls, or redistribute the tensor first",
+          "what is written; use them in two calls, or redistribute the tensor first",
           call.traits.name, to_string(*call.tensors[i].spec), to_string(*moves[i]), to_string(*call.tensors[j].spec)));
     }
   }

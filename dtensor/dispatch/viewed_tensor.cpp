@@ -14,7 +14,7 @@ namespace tessera::dispatch {
 namespace {
 
 // Says whether elements of a tensor may share an address, as in windows of `unfold` and in what `expand` has made.
-bool may_overlap(const Spec& spec) {
+bool may_share_addresses(const Spec& spec) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride and size
   for (std::size_t d = 0; d < spec.sizes.size(); ++d) {
     if (spec.sizes[d] > 1) dims.emplace_back(spec.strides[d], spec.sizes[d]);
@@ -89,7 +89,7 @@ bool ViewedTensor::can_bring_back(const detail::Meta& meta) const {
   for (std::size_t i = 0; i < own.size(); ++i) {
     if ((own[i].is_partial() || moved[i].is_partial()) && own[i] != moved[i]) return false;
   }
-  return !is_gathered(meta) && !may_overlap(*meta.spec);
+  return !is_gathered(meta) && !may_share_addresses(*meta.spec);
 }
 
 detail::ViewCopy ViewedTensor::copy_of_viewed() const {

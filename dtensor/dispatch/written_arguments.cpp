@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros.h>
@@ -22,9 +23,8 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   if (!a.is_alias_of(b) || a.numel() == 0 || b.numel() == 0) return false;
   if (a.itemsize() != b.itemsize()) return true;
   const auto end = [](const at::Tensor& t) {
-    int64_t last = t.storage_offset();
-    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-    return last + 1;
+    return static_cast<int64_t>(
+        at::detail::computeStorageNbytes(t.sizes(), t.strides(), /*itemsize=*/1, t.storage_offset()));
   };
   if (a.storage_offset() >= end(b) || b.storage_offset() >= end(a)) return false;
   const int64_t first = std::min(a.storage_offset(), b.storage_offset());

@@ -26,7 +26,7 @@ int64_t slice_start(std::optional<int64_t> asked, int64_t size);
 TileView select_tiles(int64_t dim, int64_t index);
 
 // Maps to the diagonal of two dimensions that the operator `diagonal` returns, `length` elements as the last dimension.
-// What a piece has of it must be one interval.
+// Returns nullopt where a piece has several intervals of it.
 TileView diagonal_tiles(int64_t dim1, int64_t dim2, int64_t offset, int64_t length);
 
 // Returns the row and the column (the indices in dim1 and dim2) of the first element of the diagonal at `offset`.

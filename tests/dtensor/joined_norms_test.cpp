@@ -98,15 +98,7 @@ TESSERA_RANKS_TEST_CASE("what layer norm over a cut dimension communicates", {4}
   const DeviceMesh mesh = line();
   const at::Tensor x = leaf(sample({6, 400}), mesh, {S1});
   const at::Tensor weight = leaf(sample({400}), mesh, {S0});
-  const auto counts = [&](auto&& call) {
-    const CommCounter counter(mesh);
-    call();
-    std::string out;
-    for (const CollectiveRecord& record : counter.records()) {
-      out += std::string(record.kind) + ' ' + std::to_string(record.bytes) + ' ';
-    }
-    return out;
-  };
+  const auto counts = [&](const auto& call) { return collectives_of(mesh, call); };
   at::Tensor out;
   CHECK(counts([&] { out = at::layer_norm(x, {400}, weight); }) == "all_gather 104 ");  // of 2 x 6 + 1 numbers
   CHECK(placements_of(out) == Placements{S1});

@@ -306,15 +306,7 @@ TESSERA_RANKS_TEST_CASE("deviations of equal, large and few numbers", {3}) {
 TESSERA_RANKS_TEST_CASE("what reductions with indices and deviations communicate", {4}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = spread(sample({800, 6}), mesh, {S0});
-  const auto counts = [&](auto&& call) {
-    const CommCounter counter(mesh);
-    call();
-    std::string out;
-    for (const CollectiveRecord& record : counter.records()) {
-      out += std::string(record.kind) + ' ' + std::to_string(record.bytes) + ' ';
-    }
-    return out;
-  };
+  const auto counts = [&](const auto& call) { return collectives_of(mesh, call); };
   CHECK(counts([&] { x.argmax(); }) == "all_reduce 8 all_reduce 8 ");
   CHECK(counts([&] { x.argmax(0); }) == "all_reduce 48 all_reduce 48 ");
   CHECK(counts([&] { x.max(0); }) == "all_reduce 48 all_reduce 48 ");

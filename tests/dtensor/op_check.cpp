@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -157,6 +158,16 @@ void check_ops(const std::vector<OpCase>& cases, std::size_t most) {
       }
     }
   }
+}
+
+std::string collectives_of(const DeviceMesh& mesh, const std::function<void()>& call) {
+  const CommCounter counter(mesh);
+  call();
+  std::string out;
+  for (const CollectiveRecord& record : counter.records()) {
+    out += std::string(record.kind) + ' ' + std::to_string(record.bytes) + ' ';
+  }
+  return out;
 }
 
 }  // namespace tessera::testing

@@ -39,4 +39,7 @@ OpCase op_case(std::string name, Tensors inputs, F f, std::vector<Placements> ki
 // tensors, and checks the gradients' layouts.
 void check_ops(const std::vector<OpCase>& cases, std::size_t most = 10);
 
+// Runs the call, and returns the kind and the bytes of each collective on the mesh: "all_gather 104 ".
+std::string collectives_of(const DeviceMesh& mesh, const std::function<void()>& call);
+
 }  // namespace tessera::testing
