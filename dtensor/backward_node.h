@@ -69,10 +69,11 @@ inline at::Tensor kept_for(const at::Tensor& other, const at::Tensor& factor) {
 
 // Calls `forward`, which returns a new tensor or a list of them, without recording what it does, and records `formula`
 // for the results if one of `inputs` requires a gradient; an input may be undefined. `saved` is what the formula gets
-// in backward: inputs, or undefined tensors. It does what torch::autograd::Function does in less time: in the step of a
-// small model that class's maps, sets and demangled names take as long as the work. It is not for results that are
-// inputs or autograd's views of them. As in LibTorch's own formulas, and not as in that class, a missing gradient is no
-// tensor of zeros. Throws std::logic_error if an input has a tangent, which would be lost.
+// in backward: inputs, undefined tensors, or results without derivatives, which `forward` may put there. It does what
+// torch::autograd::Function does in less time: in the step of a small model that class's maps, sets and demangled names
+// take as long as the work. It is not for results that are inputs or autograd's views of them. As in LibTorch's own
+// formulas, and not as in that class, a missing gradient is no tensor of zeros. Throws std::logic_error if an input has
+// a tangent, which would be lost.
 template <class Formula, class Forward>
 auto record(at::TensorList inputs, at::TensorList saved, Formula formula, const Forward& forward) {
   if (std::ranges::any_of(inputs, [](const at::Tensor& t) { return has_tangent(t); })) {

@@ -66,16 +66,17 @@ struct MaskedEmbedding : torch::autograd::Function<MaskedEmbedding> {
 
 }  // namespace
 
-void check_indices(const at::Tensor& ids, int64_t size, const char* op, const char* things) {
+void check_indices(const at::Tensor& ids, const Interval& range, const char* op, const char* things) {
   if (ids.numel() == 0) return;
   if (is_queued(ids)) {
-    const at::Tensor inside = at::logical_and(ids >= 0, ids < size);
+    const at::Tensor inside = at::logical_and(ids >= range.begin, ids < range.end);
     return check_on_device(inside, fmt::format("{}: an index is outside {}", op, things).c_str());
   }
   const auto low = ids.min().item<int64_t>();
   const auto high = ids.max().item<int64_t>();
-  if (low >= 0 && high < size) return;
-  throw std::out_of_range(fmt::format("{}: index {} is outside {} [0, {})", op, low < 0 ? low : high, things, size));
+  if (low >= range.begin && high < range.end) return;
+  throw std::out_of_range(fmt::format("{}: index {} is outside {} [{}, {})", op, low < range.begin ? low : high, things,
+                                      range.begin, range.end));
 }
 
 at::Tensor rows_here(const at::Tensor& ids, const Intervals& held, int64_t elsewhere) {
@@ -111,7 +112,7 @@ std::optional<gpu::MaskedRows> masked_rows_request(const at::Tensor& weight, con
 
 at::Tensor masked_rows(const at::Tensor& weight, const at::Tensor& ids, const HeldRows& rows) {
   if (const auto found = looked_up_by_kernel(weight, ids, rows)) return *found;
-  check_indices(ids, rows.all, "embedding", "the table's rows");
+  check_indices(ids, {0, rows.all}, "embedding", "the table's rows");
   if (weight.size(0) == 0) return at::zeros(sizes_of(weight, ids), weight.options());
   const at::Tensor places = rows_here(ids, rows.held, -1);
   const at::Tensor elsewhere = places < 0;

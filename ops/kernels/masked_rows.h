@@ -18,10 +18,10 @@ struct HeldRows {
   int64_t all;
 };
 
-// Checks that every one of `ids` counts one of `size` things: "embedding: index 9 is outside the table's rows [0, 7)".
+// Checks that every one of `ids` is in `range`: "embedding: index 9 is outside the table's rows [0, 7)".
 // On the CPU it throws std::out_of_range; on a GPU the check ends the process's use of the GPU
 // (mesh/core/device_checks.h).
-void check_indices(const at::Tensor& ids, int64_t size, const char* op, const char* things);
+void check_indices(const at::Tensor& ids, const Interval& range, const char* op, const char* things);
 // Returns the position in `held` of each id, or `elsewhere` for the others.
 at::Tensor rows_here(const at::Tensor& ids, const Intervals& held, int64_t elsewhere);
 

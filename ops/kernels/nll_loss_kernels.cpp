@@ -68,7 +68,7 @@ Targets targets_here(const Spec& scores, const at::Tensor& given, const std::opt
   const at::Tensor target = given.to(at::kLong);
   const at::Tensor ignored = target.eq(ignore_index);
   const at::Tensor known = target.masked_fill(ignored, 0);
-  detail::check_indices(known, scores.sizes[dim], "nll_loss", "the classes");
+  detail::check_indices(known, {0, scores.sizes[dim]}, "nll_loss", "the classes");
   const at::Tensor place = detail::rows_here(known, scores.tile[dim], -1).masked_fill(ignored, -1);
   const at::Tensor by_class = place.unsqueeze(classes_dim(scores));
   const at::ScalarType type = scores.dtype == at::kDouble ? at::kDouble : at::kFloat;

@@ -9,15 +9,18 @@
 #include <vector>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/min.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/topk.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "tessera/dtensor/dispatch/local_kernel.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/ops/kernels/arguments.h"
 #include "tessera/ops/kernels/joined_pieces.h"
 
@@ -70,9 +73,8 @@ void extremum(const LocalCall& call, Stack& stack) {
   stack = std::move(results);
 }
 
-// Holds the extremum of each line of elements that is reduced to one, and its global index; kNowhere for a line without
-// elements.
-struct Extremum {
+// Holds elements that were chosen from each line, and their global indices; kNowhere stands for none.
+struct Chosen {
   at::Tensor value;
   at::Tensor index;
 };
@@ -101,7 +103,7 @@ at::Tensor flat_indices(const at::Tensor& local, const Spec& spec) {
 }
 
 // Returns the extrema of this rank's piece along `dim`, or of all of it.
-Extremum extremum_of_piece(const at::Tensor& piece, const Spec& spec, std::optional<int64_t> dim, bool largest) {
+Chosen extremum_of_piece(const at::Tensor& piece, const Spec& spec, std::optional<int64_t> dim, bool largest) {
   const at::Tensor lines = dim ? piece : piece.reshape(-1);
   const int64_t along = dim.value_or(0);
   if (lines.size(along) == 0) {
@@ -117,7 +119,7 @@ Extremum extremum_of_piece(const at::Tensor& piece, const Spec& spec, std::optio
 }
 
 // Joins the extrema of all ranks: of equal ones, and of several NaNs, it takes the first in the tensor.
-Extremum of_all_pieces(const Extremum& mine, const Spec& spec, const std::vector<int64_t>& dims, bool largest) {
+Chosen of_all_pieces(const Chosen& mine, const Spec& spec, const std::vector<int64_t>& dims, bool largest) {
   const at::Tensor best = joined(mine.value, spec, dims, largest ? ReduceOp::kMax : ReduceOp::kMin);
   at::Tensor is_best = mine.value == best;
   // If one is NaN, so is the best, and equal to none.
@@ -133,14 +135,48 @@ void extremum_index(const LocalCall& call, Stack& stack) {
   const std::vector<int64_t> dims = reduced_dims(stack[1], spec.ndim());
   const auto dim = stack[1].isInt() ? std::optional(dims.front()) : std::nullopt;
   const bool largest = call.op.schema().name().find("max") != std::string::npos;
-  const Extremum mine = extremum_of_piece(stack[0].toTensor(), spec, dim, largest);
-  const Extremum found = of_all_pieces(mine, spec, dims, largest);
+  const Chosen mine = extremum_of_piece(stack[0].toTensor(), spec, dim, largest);
+  const Chosen found = of_all_pieces(mine, spec, dims, largest);
   const at::Tensor index = found.index.view(call.outputs.back()->local_sizes);
   if (call.outputs.size() == 1) {
     stack.assign({index});
   } else {
     stack.assign({found.value.view(call.outputs[0]->local_sizes), index});
   }
+}
+
+// Returns the `k` greatest or smallest elements of each line of the piece, sorted. Where it has fewer, others follow
+// that come last in any order.
+Chosen top_of_piece(const at::Tensor& piece, const Spec& spec, int64_t dim, int64_t k, bool largest) {
+  std::vector<int64_t> sizes = piece.sizes().vec();
+  const int64_t here = std::min(k, piece.size(dim));
+  sizes[static_cast<std::size_t>(dim)] = k - here;
+  const bool is_smallest_float = !largest && c10::isFloatingType(spec.dtype);  // of these, NaN comes last
+  const at::Scalar last = is_smallest_float ? std::numeric_limits<double>::quiet_NaN() : neutral(spec.dtype, largest);
+  Chosen out{.value = at::full(sizes, last, piece.options()),
+             .index = at::full(sizes, kNowhere, piece.options().dtype(at::kLong))};
+  if (here == 0) return out;
+  const auto [value, index] = at::topk(piece, here, dim, largest, /*sorted=*/true);
+  const at::Tensor global = elements_at(index, spec.tile[static_cast<std::size_t>(dim)]);
+  return {.value = at::cat({value, out.value}, dim), .index = at::cat({global, out.index}, dim)};
+}
+
+// Runs topk(self, k, dim, largest, sorted) on pieces of the dimension. Runs two all_gathers, of each piece's elements
+// and of their indices. Of equal elements that several ranks offer the first in the tensor are taken.
+void topk(const LocalCall& call, Stack& stack) {
+  const Spec& spec = *call.inputs[0];
+  const int64_t k = stack[1].toInt(), dim = reduced_dims(stack[2], spec.ndim()).front();
+  const bool largest = stack[3].toBool();
+  const DeviceMesh mesh = joining_mesh(spec, {dim});
+  const auto of_all = [&](const at::Tensor& mine) {
+    return all_gather(mine, mesh, 0).movedim(0, dim).flatten(dim, dim + 1);
+  };
+  const Chosen mine = top_of_piece(stack[0].toTensor(), spec, dim, k, largest);
+  const at::Tensor values = of_all(mine.value), indices = of_all(mine.index);
+  // In the order of the tensor, what stands for no element is last, and comes after its equals in a stable sort.
+  const auto [index, order] = indices.sort(dim);
+  const auto [value, sorted] = values.gather(dim, order).sort(/*stable=*/true, dim, /*descending=*/largest);
+  stack.assign({value.narrow(dim, 0, k).contiguous(), index.gather(dim, sorted.narrow(dim, 0, k))});
 }
 
 // Runs var.correction(self, dim, *, correction, keepdim), std, var_mean and std_mean on pieces of the dimensions that
@@ -163,6 +199,7 @@ void deviation(const LocalCall& call, Stack& stack) {
 [[maybe_unused]] const bool kRegistered =
     register_local_kernel("mean", mean) && register_local_kernel("extremum", extremum) &&
     register_local_kernel("extremum_index", extremum_index, {.communicates = true, .rearranges = true}) &&
+    register_local_kernel("topk", topk, {.communicates = true, .rearranges = true}) &&
     register_local_kernel("deviation", deviation, {.communicates = true, .rearranges = true});
 
 }  // namespace

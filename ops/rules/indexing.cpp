@@ -1,10 +1,13 @@
 #include <algorithm>
 #include <optional>
+#include <string_view>
 
 #include "tessera/ops/rules/labels.h"
 
-// This file has the rules of operators that read or write elements by their indices. The indexed dimensions are not
-// cut; the others may be. Where the operator adds what it writes, pieces of the indices give terms of the result.
+// This file has the rules of operators that read or write elements by their indices. Where an indexed dimension is cut,
+// every rank has all indices and a kernel reads, or writes, those elements that the rank holds; what is read are terms,
+// since one rank has each element. The other dimensions may be cut too. Where the operator adds what it writes, pieces
+// of the indices give terms of the result.
 namespace tessera::rules {
 namespace {
 
@@ -47,6 +50,27 @@ void replace(OpRule& rule, const OpCall& call, std::size_t source) {
     rule.strategies.push_back(pass_partial(call.inputs.size(), 1, {0, source}, op));
 }
 
+// Adds the strategy in which dimension `dim` of self is cut and the other inputs are whole.
+void cut_indexed(OpRule& rule, const OpCall& call, std::size_t dim, const Placement& result, std::string_view kernel) {
+  if (call.inputs.at(0).sizes.at(dim) == 0) return;  // LibTorch refuses it, or nothing is indexed
+  Strategy strategy{.inputs = Placements(call.inputs.size(), Replicate()), .outputs = {result}, .kernel = kernel};
+  strategy.inputs[0] = Shard(static_cast<int64_t>(dim));
+  rule.strategies.push_back(std::move(strategy));
+}
+
+// Does so for what reads `sizes`. They must be few: to reduce terms takes twice as long as to gather as many elements.
+void cut_read(OpRule& rule, const OpCall& call, std::size_t dim, const Sizes& sizes) {
+  if (2 * c10::multiply_integers(sizes) > c10::multiply_integers(call.inputs.at(0).sizes)) return;
+  // A sum of bools is not defined; their maximum is true where any term is.
+  const ReduceOp of_terms = call.inputs[0].dtype == at::kBool ? ReduceOp::kMax : ReduceOp::kSum;
+  cut_indexed(rule, call, dim, Partial(of_terms), "elements");
+}
+
+// Does so for what adds to self, or replaces what is there.
+void cut_written(OpRule& rule, const OpCall& call, std::size_t dim, bool adds) {
+  cut_indexed(rule, call, dim, Shard(static_cast<int64_t>(dim)), adds ? "elements_added" : "elements_written");
+}
+
 // (self, index)
 OpRule index_select(const OpCall& call) {
   const Labels self = labels_of(call.inputs.at(0));
@@ -55,6 +79,7 @@ OpRule index_select(const OpCall& call) {
   OpRule rule = moved(call, {labels.whole, "I"}, labels.chosen);
   rule.outputs = {call.inputs[0]};
   rule.outputs[0].sizes[dim_of(call)] = call.inputs[1].sizes[0];
+  cut_read(rule, call, dim_of(call), rule.outputs[0].sizes);
   return rule;
 }
 
@@ -70,6 +95,7 @@ OpRule write_along(const OpCall& call) {
   OpRule rule{.strategies = shard_factors({labels.whole, adds ? "I" : "-", labels.chosen}, {labels.whole})};
   rule.outputs = {call.inputs[0]};
   if (adds) add_up(rule, call, 2);
+  cut_written(rule, call, dim_of(call), adds);
   return rule;
 }
 
@@ -87,6 +113,7 @@ OpRule index_fill(const OpCall& call) {
   } else {
     add_filled(rule, call, call.arg("value").toScalar());
   }
+  cut_written(rule, call, dim_of(call), /*adds=*/false);
   return rule;
 }
 
@@ -112,7 +139,9 @@ OpRule gather(const OpCall& call) {
   const auto shared = shared_labels(call);
   if (!shared || call.inputs.at(1).ndim() == 0) return no_rule();
   const Along labels = along(*shared, dim_of(call));
-  return moved(call, {labels.whole, labels.chosen}, labels.chosen);
+  OpRule rule = moved(call, {labels.whole, labels.chosen}, labels.chosen);
+  cut_read(rule, call, dim_of(call), call.inputs[1].sizes);
+  return rule;
 }
 
 // The arguments are (self, index, src), src being an input if it is a tensor.
@@ -125,6 +154,7 @@ OpRule scatter(const OpCall& call) {
   inputs.resize(call.inputs.size());
   OpRule rule{.strategies = shard_factors(inputs, {labels})};
   rule.outputs = {call.inputs[0]};
+  cut_written(rule, call, dim_of(call), /*adds=*/false);
   if (call.has_arg("reduce")) return rule;
   if (call.inputs.size() > 2) {
     if (writes_in_order(call)) replace(rule, call, 2);
@@ -166,6 +196,7 @@ OpRule scatter_reduced(const OpCall& call) {
   OpRule rule{.strategies = shard_factors({labels.whole, labels.chosen, labels.chosen}, {labels.whole})};
   rule.outputs = {call.inputs[0]};
   add_up(rule, call, 2);
+  cut_written(rule, call, dim, /*adds=*/true);
   return rule;
 }
 
@@ -176,9 +207,10 @@ OpRule scatter_any(const OpCall& call) { return call.has_arg("reduce") ? scatter
 constexpr std::size_t kMostPlaces = 26;
 
 struct Indexed {
-  std::vector<Labels> inputs;  // of self and of the indices
-  Sizes sizes;                 // of the result
-  Labels chosen;               // labels of the result
+  std::vector<Labels> inputs;          // of self and of the indices
+  Sizes sizes;                         // of the result
+  Labels chosen;                       // labels of the result
+  std::vector<std::size_t> dims = {};  // those of self that are indexed
 };
 
 bool is_mask(const TensorInfo& info) { return info.defined && (info.dtype == at::kBool || info.dtype == at::kByte); }
@@ -213,6 +245,7 @@ std::optional<Indexed> read_indices(const OpCall& call, std::size_t count) {
     out.sizes.push_back(self.sizes[d]);
   }
   for (const std::size_t d : indexed) out.inputs[0][d] = '-';
+  out.dims = std::move(indexed);
   return out;
 }
 
@@ -222,6 +255,7 @@ OpRule index(const OpCall& call) {
   if (!labels) return no_rule();
   OpRule rule = moved(call, labels->inputs, labels->chosen);
   rule.outputs = {{.sizes = labels->sizes, .dtype = call.inputs[0].dtype}};
+  for (const std::size_t d : labels->dims) cut_read(rule, call, d, labels->sizes);
   return rule;
 }
 
@@ -250,6 +284,7 @@ OpRule index_put(const OpCall& call) {
   OpRule rule{.strategies = shard_factors(labels->inputs, {self}, ReduceOp::kSum, unsummable)};
   rule.outputs = {call.inputs[0]};
   if (adds) add_up(rule, call, values);
+  for (const std::size_t d : labels->dims) cut_written(rule, call, d, adds);
   if (by_mask && !call.arg("accumulate").toBool()) {
     replace(rule, call, values);
   } else if (by_mask && adds_exactly(call, call.inputs[values])) {

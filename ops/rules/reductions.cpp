@@ -167,19 +167,40 @@ OpRule logsumexp(const OpCall& call) {
   return rule;
 }
 
+bool are_compared(at::ScalarType type) {
+  constexpr std::array kCompared = {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kByte,
+                                    at::kChar, at::kShort,    at::kInt,   at::kLong};
+  return std::ranges::find(kCompared, type) != kCompared.end();
+}
+
 // Handles argmax and argmin, and max and min with an index.
 OpRule extremum_and_index(const OpCall& call) {
   OpRule rule = whole(call);
   const at::ScalarType type = call.inputs.at(0).dtype;
-  constexpr std::array kCompared = {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kByte,
-                                    at::kChar, at::kShort,    at::kInt,   at::kLong};
   // LibTorch finds the index of bools only together with the value.
-  const bool compared =
-      std::ranges::find(kCompared, type) != kCompared.end() || (type == at::kBool && num_outputs(call) == 2);
+  const bool compared = are_compared(type) || (type == at::kBool && num_outputs(call) == 2);
   if (compared) {
     add_joined(rule, call, "extremum_index",
                {.reduced = static_cast<double>(c10::elementSize(type) + sizeof(int64_t))});
   }
+  return rule;
+}
+
+// Ranks join what each of them finds in its piece of a line.
+OpRule topk(const OpCall& call) {
+  OpRule rule = along_dim(call);
+  const TensorInfo& self = call.inputs.at(0);
+  const int64_t dim = call.dim("dim", ndim(call)), k = call.arg("k").toInt();
+  const int64_t numel = c10::multiply_integers(self.sizes);
+  if (self.ndim() == 0 || numel == 0 || !are_compared(self.dtype)) return rule;
+  const int64_t size = self.sizes[static_cast<std::size_t>(dim)];
+  if (k < 1 || k > size) return rule;  // LibTorch refuses it, or nothing is chosen
+  const double bytes =
+      static_cast<double>(numel / size * k) * static_cast<double>(c10::elementSize(self.dtype) + sizeof(int64_t));
+  rule.strategies.push_back({.inputs = {Shard(dim)},
+                             .outputs = {Replicate(), Replicate()},
+                             .kernel = "topk",
+                             .joined = Strategy::Joined{.gathered = bytes}});
   return rule;
 }
 
@@ -325,7 +346,7 @@ constexpr RuleEntry kTable[] = {
     {"logcumsumexp", logcumsumexp},
     {"cummax", along_with_indices},
     {"cummin", along_with_indices},
-    {"topk", along_dim},
+    {"topk", topk},
     {"sort", along_dim},
     {"argsort", along_dim},
 };

@@ -17,6 +17,7 @@ namespace tessera::rules {
 //   draw                      random numbers by an element's position in the global tensor (dtensor/random/draws.h)
 //   extremum                  the operator; a piece without elements gives the reduction's neutral element
 //   extremum_index            the extrema of all pieces of the reduced dimensions, and their global indices
+//   topk                      the greatest or smallest elements of all pieces, and their global indices
 //   deviation                 var, std and pairs with the mean, from pieces of the reduced dimensions
 //   parts                     of input 0: what slice, split, select or unbind along a dimension takes from this piece
 //   parts_backward            zeros, except where such a part is
@@ -28,6 +29,9 @@ namespace tessera::rules {
 //   aligned_rows              the operator on matrices (inputs 0 and 1) whose rows begin at multiples of 16 bytes
 //   contiguous_statistics     the operator, with what forward saved (mean, rstd, logsumexp) made contiguous
 //   attention_backward        likewise; zeros for a piece without elements
+//   elements                  of input 0: what an index reads; zeros for elements that other ranks have
+//   elements_added            adds what falls on this piece of input 0
+//   elements_written          writes what falls on this piece of input 0
 //   embedding                 the lookup; rows that this rank does not hold give zeros
 //   embedding_dense_backward  the rows of the whole gradient that this rank holds (an output Shard(0), inputs whole)
 //   convolution               the operator on fetched rows, with the piece's group count; zeros if it has no channels

@@ -50,6 +50,9 @@ std::vector<Sample> indexing_samples() {
   const at::Tensor places = at::rand({5, 3}).argsort(/*stable=*/true, 1);
   return {
       {"aten::index_select", {x({5, 3}), 0, ints({7}, 5)}},
+      {"aten::index_select", {x({5, 3, 2}), 0, ints({2}, 5)}},
+      {"aten::index_select", {x({3, 7}), -1, ints({3}, 7)}},
+      {"aten::gather", {x({5, 3}), -1, ints({4, 1}, 3)}},
       {"aten::gather", {x({5, 3}), 1, ints({5, 4}, 3)}},
       {"aten::gather", {x({5, 3}), 0, ints({4, 2}, 5)}},
       {"aten::index_add", {x({5, 3}), 0, ints({7}, 5), x({7, 3}), 2}},
@@ -76,6 +79,9 @@ std::vector<Sample> indexing_samples() {
       {"aten::index.Tensor", {x({5, 3, 2}), indices({ints({4, 1}, 5), some})}},
       {"aten::index.Tensor", {x({5, 3, 2}), indices({ints({4}, 5), none, ints({4}, 2)})}},
       {"aten::index.Tensor", {x({5, 3}), indices({mask})}},
+      {"aten::index.Tensor", {x({5, 3, 4}), indices({ints({2}, 5) - 5})}},
+      {"aten::index.Tensor", {x({5, 3, 4}), indices({none, ints({2, 1}, 3), ints({3}, 4)})}},
+      {"aten::index.Tensor", {x({5, 3, 4}), indices({ints({3}, 5), none, ints({3}, 4) - 4})}},
       {"aten::_unsafe_index.Tensor", {x({5, 3, 2}), indices({none, some})}},
       {"aten::index_put", {x({5, 3, 2}), indices({distinct(4, 5)}), x({4, 3, 2})}},
       {"aten::index_put", {x({5, 3, 2}), indices({none, distinct(2, 3)}), x({2, 2})}},
@@ -85,6 +91,8 @@ std::vector<Sample> indexing_samples() {
       {"aten::index_put", {x({5, 3}), indices({mask}), x({1})}},
       {"aten::_index_put_impl_", {x({5, 3}), indices({ints({4, 2}, 5)}), x({4, 2, 3}), true}},
       {"aten::_unsafe_index_put", {x({5, 3, 2}), indices({none, distinct(2, 3)}), x({5, 2, 2})}},
+      {"aten::index_put", {x({5, 3, 4}), indices({ints({3}, 5) - 5, none, ints({3}, 4)}), x({3, 1}), true}},
+      {"aten::index_put_", {x({5, 4}), indices({none, distinct(3, 4) - 4}), x({5, 3})}},
   };
 }
 
