@@ -33,7 +33,10 @@ def targets_of(folder):
 
 def headers_of(root, package, name):
     """Yields the headers of a target, and those of its dependencies if it has no sources."""
-    srcs, hdrs, deps = targets_of(root / package)[name]
+    targets = targets_of(root / package)
+    if name not in targets:
+        sys.exit(f"{Path(package, 'BUILD.bazel')} has no call tessera_library(name = \"{name}\", ...) at its top level")
+    srcs, hdrs, deps = targets[name]
     yield from (str(Path(package, header)) for header in hdrs)
     if not srcs:
         for label in deps:

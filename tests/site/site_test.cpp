@@ -171,6 +171,12 @@ TEST_CASE("site: the checks of headers, names and examples find what is broken")
                 "mesh/b.h is not in tools/site/reference.toml\nmesh/c.h is listed, and users do not reach it\n"
                 "mesh/a.h is listed twice\n2 headers, 3 problems");
   }
+  SUBCASE("a target that a loop declares") {
+    make_tree(folder.path(), R"("mesh/a.h")");
+    write(folder.path() + "/mesh/BUILD.bazel", "[tessera_library(name = n, hdrs = [\"a.h\"]) for n in [\"mesh\"]]\n");
+    check_finds("tests/site/public_headers.py " + folder.path(),
+                "mesh/BUILD.bazel has no call tessera_library(name = \"mesh\", ...) at its top level");
+  }
   SUBCASE("a name that the reference lacks, and one that its line does not declare") {
     copy_headers(folder.path());
     check_finds("tests/site/symbols.py " + site() + " " + folder.path(),
