@@ -215,6 +215,7 @@ class Decider {
     if (!choice.kernel.empty()) {
       const LocalKernelEntry entry = find_local_kernel(choice.kernel);
       decision_.kernel = entry.kernel;
+      decision_.check = entry.traits.check;
       kernel_communicates_ = entry.traits.communicates;
       decision_.joins = kernel_communicates_ && choice.joins;
       decision_.communicates |= decision_.joins;

@@ -44,13 +44,14 @@ struct Decision {
   bool make_dense = false;             // results are made dense, in their specs' memory order
   std::vector<LocalArg> local_args;    // arguments that the local call gets instead
   LocalKernel kernel = nullptr;
-  bool by_rule = false;       // false: no rule fits, and every input is redistributed to Replicate
-  bool moved = false;         // some input is another tensor than the caller's piece
-  bool communicates = false;  // moves, halos or the kernel communicate
-  bool joins = false;         // the kernel communicates
-  bool ranks_differ = false;  // some tensor is not replicated: an error may occur on this rank alone
-  bool write_back = false;    // written arguments are computed in copies laid out as `inputs`, and copied back
-  bool nothing_here = false;  // every result's piece is empty on this rank, and no kernel communicates: nothing runs
+  LocalKernel check = nullptr;  // runs before the kernel, on every rank of the mesh
+  bool by_rule = false;         // false: no rule fits, and every input is redistributed to Replicate
+  bool moved = false;           // some input is another tensor than the caller's piece
+  bool communicates = false;    // moves, halos or the kernel communicate
+  bool joins = false;           // the kernel communicates
+  bool ranks_differ = false;    // some tensor is not replicated: an error may occur on this rank alone
+  bool write_back = false;      // written arguments are computed in copies laid out as `inputs`, and copied back
+  bool nothing_here = false;    // every result's piece is empty on this rank, and no kernel communicates: nothing runs
   // Only the operator runs: no redistribution, halo or copy, and no kernel, or one that is needed only where a piece is
   // not contiguous (LocalKernelTraits::makes_contiguous).
   bool operator_alone = false;

@@ -53,6 +53,7 @@ class Execution {
     // localize_stack drops the wrappers from the stack; what is needed of them later is in the decision, in members and
     // above.
     localize_stack();
+    if (decision_.check != nullptr && mesh_.is_member()) check();
     if (!mesh_.is_member() || decision_.nothing_here) {
       if (call_.traits.random) next_draw_key();  // so that later draws agree on all ranks
       empty_results();
@@ -150,16 +151,25 @@ class Execution {
     }
   }
 
+  LocalCall local_call() const {
+    return {.op = call_.op,
+            .inputs = decision_.inputs,
+            .outputs = decision_.outputs,
+            .draw = draw_key_.value_or(detail::DrawKey()),
+            .fetched = fetched_ ? &*fetched_ : nullptr};
+  }
+
+  void check() const {
+    const BelowAutograd below;
+    Stack local(call_.stack.begin() + static_cast<std::ptrdiff_t>(call_.base), call_.stack.end());
+    decision_.check(local_call(), local);
+  }
+
   // Runs the local kernel on a stack of its own.
   void run_kernel() {
     Stack local(std::make_move_iterator(call_.stack.begin() + static_cast<std::ptrdiff_t>(call_.base)),
                 std::make_move_iterator(call_.stack.end()));
-    decision_.kernel({.op = call_.op,
-                      .inputs = decision_.inputs,
-                      .outputs = decision_.outputs,
-                      .draw = draw_key_.value_or(detail::DrawKey()),
-                      .fetched = fetched_ ? &*fetched_ : nullptr},
-                     local);
+    decision_.kernel(local_call(), local);
     if (local.size() != call_.op.schema().returns().size()) {
       throw std::logic_error(
           fmt::format("{}: its local kernel has left {} values on the stack, and the operator has {} results; drop the "

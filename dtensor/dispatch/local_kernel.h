@@ -40,11 +40,15 @@ using LocalKernel = void (*)(const LocalCall& call, torch::jit::Stack& stack);
 // where all results' pieces are empty. `writes_out`: it writes results to the out= tensors among its
 // arguments. `rearranges`: its results may have other strides than the operator's. `makes_contiguous`: it calls the
 // operator on inputs that it makes contiguous, and does nothing else, so that it is left out where all of them are.
+// `check`: refuses arguments before the kernel runs. Every rank of the mesh runs it, also one whose pieces are empty,
+// and what it throws is thrown on every rank alike: the job goes on. Where ranks look at unlike arguments it calls
+// World::guard.
 struct LocalKernelTraits {
   bool communicates = false;
   bool writes_out = false;
   bool rearranges = false;
   bool makes_contiguous = false;
+  LocalKernel check = nullptr;
 };
 
 // Registers a kernel under the name that a rule's Strategy gives. Call it while the program loads, since the table has

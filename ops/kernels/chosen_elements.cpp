@@ -35,26 +35,26 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 using torch::jit::Stack;
 
-// Says whether `t` is the same on every rank along a mesh dimension, as a plain or absent tensor is.
-bool is_whole(const at::Tensor& t, const DeviceMesh& mesh, std::size_t mesh_dim) {
-  if (!t.defined() || !is_dtensor(t)) return true;
+// Returns the number of bytes that `t` brings to every rank along a mesh dimension: none where it is the same on all,
+// as a plain or absent tensor is.
+int64_t bytes_gathered(const at::Tensor& t, const DeviceMesh& mesh, std::size_t mesh_dim) {
+  if (!t.defined() || !is_dtensor(t)) return 0;
   const Spec& spec = spec_of(t);
-  return spec.mesh == mesh && spec.placements[mesh_dim].is_replicate();
+  const bool is_whole = spec.mesh == mesh && spec.placements[mesh_dim].is_replicate();
+  return is_whole ? 0 : spec.numel() * static_cast<int64_t>(c10::elementSize(spec.dtype));
 }
 
-// Returns the layout of the zeros to which `grad` is added at `indices`: that of the tensor `of`, but replicated where
-// the gradient is cut or pending; also where indices are, if a result that is cut as they are can be moved in less time
-// than the indices. The zeros are then cut without communication.
+// Returns the layout of the zeros to which `grad` is added at `indices`: that of the tensor `of`, for which every rank
+// gets the gradient and the indices; but replicated where it takes less time to add pieces of them, and to move the
+// result to the layout of `of`. The zeros are then cut without communication.
 Placements layout_of_zeros(const Spec& of, const at::Tensor& grad, const variable_list& indices) {
   const Mesh& mesh = of.mesh.mesh();
-  const int64_t bytes_of_indices = grad.numel() * static_cast<int64_t>(sizeof(int64_t));
   const int64_t bytes = of.numel() * static_cast<int64_t>(c10::elementSize(of.dtype));
   Placements out = without_partial(of.placements);
   for (std::size_t i = 0; i < out.size(); ++i) {
-    const auto whole = [&](const at::Tensor& t) { return is_whole(t, of.mesh, i); };
-    const bool gathers = !std::ranges::all_of(indices, whole);
-    const bool moves_less = bytes_of_indices * mesh.size(static_cast<int64_t>(i)) > bytes;
-    if (!whole(grad) || (gathers && moves_less)) out[i] = Replicate();
+    int64_t gathered = bytes_gathered(grad, of.mesh, i);
+    for (const at::Tensor& t : indices) gathered += bytes_gathered(t, of.mesh, i);
+    if (gathered * mesh.size(static_cast<int64_t>(i)) > bytes) out[i] = Replicate();
   }
   out = normalize(out, mesh, of.ndim(), "a gradient");
   // A partition may not cut the tensor without the others.
@@ -63,7 +63,7 @@ Placements layout_of_zeros(const Spec& of, const at::Tensor& grad, const variabl
 
 // Returns these zeros, in memory of one element.
 at::Tensor zeros_for(const Spec& of, const at::Tensor& grad, const variable_list& indices) {
-  const SpecPtr spec = with_placements(of, layout_of_zeros(of, grad, indices));
+  const SpecPtr spec = intern_spec(of.mesh, layout_of_zeros(of, grad, indices), of.sizes, of.dtype);
   const at::Tensor zero = at::zeros({}, at::TensorOptions(of.dtype).device(of.mesh.device()));
   return detail::wrap(zero.expand(spec->local_sizes), spec);
 }
@@ -86,7 +86,10 @@ struct ChosenElements {
     const auto with_dim = [&](const at::Tensor& t) { return drops_dim ? t.unsqueeze(dim) : t; };
     const at::Tensor grad = with_dim(gradients[0]);
     const at::Tensor zeros = zeros_for(*self, grad, saved);
-    if (by == IndexedBy::kLine) {
+    if (grad.numel() == 0) {
+      // LibTorch's index_add refuses an empty index for tensors without memory, from which a call's result is told.
+      out[0] = zeros.clone(at::MemoryFormat::Contiguous);
+    } else if (by == IndexedBy::kLine) {
       out[0] = at::scatter_add(zeros, dim, with_dim(saved[0]), grad);
     } else if (by == IndexedBy::kDimension) {
       out[0] = at::index_add(zeros, dim, saved[0], grad);

@@ -1,19 +1,24 @@
 // This file has the local kernels of operators that read or write elements by their indices, where an indexed dimension
-// is cut. Every rank has all indices, and uses those that name elements of its piece.
+// is cut. A rank has all indices, but for those that another mesh dimension cuts, and uses those that name elements of
+// its piece.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
+#include "tessera/mesh/core/device_checks.h"
 #include "tessera/ops/kernels/arguments.h"
+#include "tessera/ops/kernels/held_elements.h"
 #include "tessera/ops/kernels/masked_rows.h"
 
 namespace tessera {
@@ -21,27 +26,47 @@ namespace {
 
 using torch::jit::Stack;
 
-// Describes the indices of a call, and which of its dimensions are cut.
+// Describes the indices of a call, and which of the dimensions that they index are cut.
 class Indexed {
  public:
   Indexed(const LocalCall& call, Stack& stack) : call_(call), stack_(stack) {
-    if (const int list = argument(call.op, "indices"); list >= 0) {
+    if (argument(call.op, "indices") >= 0) {
       detail::each_tensor(arg("indices"), [&](const at::Tensor& t, std::size_t) { indices_.push_back(t); });
-      several_ = true;
+      several_ = from_end_ = true;
     } else {
+      from_end_ = call.op.schema().name().find("index_fill") != std::string::npos;
       const int64_t dim = arg("dim").toInt(), ndim = self().ndim();
       indices_.resize(static_cast<std::size_t>(ndim));
       indices_[static_cast<std::size_t>(dim < 0 ? dim + ndim : dim)] = arg("index").toTensor();
     }
     for (std::size_t d = 0; d < indices_.size(); ++d) {
-      if (indices_[d].defined() && !is_whole(d)) cut_.push_back(d);
+      if (indices_[d].defined() && size_here(d) != self().sizes[d]) cut_.push_back(d);
     }
   }
 
+  // Throws std::out_of_range for an index outside its dimension.
+  void check() const {
+    if (call_.outputs[0]->numel() == 0) return;  // nothing is indexed
+    for (std::size_t d = 0; d < indices_.size(); ++d) {
+      if (!indices_[d].defined()) continue;
+      const int64_t size = self().sizes[d];
+      detail::check_indices(indices_[d], {from_end_ ? -size : 0, size}, call_.op.schema().name().c_str(),
+                            fmt::format("dimension {}", d).c_str());
+    }
+  }
+  // Says whether all ranks have the same indices.
+  bool are_same_everywhere() const {
+    const auto first = call_.inputs.begin() + 1;  // self is before them
+    const auto last = first + (several_ ? static_cast<std::ptrdiff_t>(indices_.size()) : 1);
+    return std::all_of(first, last,
+                       [](const SpecPtr& spec) { return spec == nullptr || !(spec->sharded || spec->partial); });
+  }
+
   const std::vector<std::size_t>& cut() const { return cut_; }
+  int64_t size_here(std::size_t d) const { return self().local_sizes[d]; }
   // Says whether this rank has none of the elements that an index may name.
   bool has_nothing() const {
-    return std::ranges::any_of(cut_, [&](std::size_t d) { return self().local_sizes[d] == 0; });
+    return std::ranges::any_of(cut_, [&](std::size_t d) { return size_here(d) == 0; });
   }
 
   at::IValue& arg(const char* name) { return stack_[static_cast<std::size_t>(argument(call_.op, name))]; }
@@ -53,18 +78,19 @@ class Indexed {
     return arg("values");
   }
 
-  // Replaces each index of a dimension that is cut by its place in the piece; in the dimension d it is elsewhere(d)
-  // where another rank has it. Returns a mask of the elements that are here, which broadcasts to those that are read or
-  // written.
-  template <class Elsewhere>
-  at::Tensor place(const Elsewhere& elsewhere) {
+  // Replaces each index of a dimension d that is cut by make(d, index, places). `index` counts from the front, and
+  // `places` are those in the piece, or -1 for elements of other ranks. Returns a mask of the elements that are here,
+  // which broadcasts to those that are read or written. All are on the piece's device.
+  template <class Make>
+  at::Tensor replace(const Make& make) {
     at::Tensor here;
     for (const std::size_t d : cut_) {
-      const at::Tensor index = from_front(d);
-      const at::Tensor places = detail::rows_here(index, self().tile[d], -1);
+      const at::Tensor given = indices_[d].to(stack_[0].toTensor().device());
+      const at::Tensor index = from_end_ ? at::where(given < 0, given + self().sizes[d], given) : given;
+      const at::Tensor places = detail::places_of(index, self().tile[d], -1);
       const at::Tensor inside = places >= 0;
-      indices_[d] = places.masked_fill(inside.logical_not(), elsewhere(d));
       here = here.defined() ? here.logical_and(inside) : inside;
+      indices_[d] = make(d, index, places);
     }
     give_back();
     return here.view(shape_among_elements(here));
@@ -72,16 +98,6 @@ class Indexed {
 
  private:
   const Spec& self() const { return *call_.inputs[0]; }
-  bool is_whole(std::size_t d) const { return self().local_sizes[d] == self().sizes[d]; }
-
-  // Returns the index with each element counted from the front; only those of a list may be negative.
-  at::Tensor from_front(std::size_t d) const {
-    const at::Tensor& index = indices_[d];
-    const int64_t size = self().sizes[d];
-    detail::check_indices(index, {several_ ? -size : 0, size}, call_.op.schema().name().c_str(),
-                          fmt::format("dimension {}", d).c_str());
-    return several_ ? at::where(index < 0, index + size, index) : index;
-  }
 
   void give_back() {
     if (!several_) {
@@ -113,22 +129,41 @@ class Indexed {
 
   const LocalCall& call_;
   Stack& stack_;
-  bool several_ = false;
+  bool several_ = false;             // a list of indices
+  bool from_end_ = false;            // indices may be negative
   std::vector<at::Tensor> indices_;  // of each dimension; undefined where there is none
   std::vector<std::size_t> cut_;
 };
 
-// Reads with zeros for the elements that other ranks have.
+// Ranks that have the same indices refuse them alike, and the job goes on.
+void check_elements(const LocalCall& call, Stack& stack) {
+  const Indexed indexed(call, stack);
+  if (indexed.are_same_everywhere()) return indexed.check();
+  call.inputs[0]->mesh.world().guard(call.op.schema().name(), [&] { indexed.check(); });
+}
+
+// Returns the number that changes nothing where it is added: 0.0 would take the sign of -0.0.
+at::Scalar neutral_of_sum(at::ScalarType type) {
+  if (c10::isComplexType(type)) return c10::complex<double>(-0.0, -0.0);
+  return c10::isFloatingType(type) ? at::Scalar(-0.0) : at::Scalar(0);
+}
+
+// Reads terms: zeros stand for the elements that other ranks have.
 void elements(const LocalCall& call, Stack& stack) {
   Indexed indexed(call, stack);
   if (indexed.cut().empty()) return call.op.callBoxed(stack);
-  const at::Tensor here = indexed.place([](std::size_t) { return 0; });
+  const at::Tensor piece = stack[0].toTensor();
+  const at::Scalar zero = neutral_of_sum(piece.scalar_type());
   if (indexed.has_nothing()) {
-    stack = {at::zeros(call.outputs[0]->local_sizes, stack[0].toTensor().options())};
-  } else {
-    call.op.callBoxed(stack);
-    stack[0].toTensor().masked_fill_(here.logical_not(), 0);
+    stack = {at::full(call.outputs[0]->local_sizes, zero, piece.options())};
+    return;
   }
+  const auto first_for_others = [](std::size_t, const at::Tensor&, const at::Tensor& places) {
+    return places.clamp_min(0);
+  };
+  const at::Tensor here = indexed.replace(first_for_others);
+  call.op.callBoxed(stack);
+  stack[0].toTensor().masked_fill_(here.logical_not(), zero);
 }
 
 // Leaves the piece as it is, as the result of an operator that writes nothing here.
@@ -137,42 +172,78 @@ void keep_piece(const LocalCall& call, Stack& stack) {
   stack = {writes(call.op) ? piece : piece.clone()};
 }
 
-// Adds zeros to the first element of a line for those that other ranks have.
+bool is_finite(const at::Scalar& number) {
+  if (!number.isComplex()) return std::isfinite(number.toDouble());
+  const c10::complex<double> value = number.toComplexDouble();
+  return std::isfinite(value.real()) && std::isfinite(value.imag());
+}
+
+// Applies the factor of what is added, if it would make other numbers of zeros.
+void scale_source(const LocalCall& call, Indexed& indexed) {
+  if (argument(call.op, "alpha") < 0 || is_finite(indexed.arg("alpha").toScalar())) return;
+  indexed.source() = indexed.source().toTensor() * indexed.arg("alpha").toScalar();
+  indexed.arg("alpha") = 1;
+}
+
+// Adds zeros for the elements that other ranks have, all over the piece: a GPU adds to one place in turn.
 void elements_added(const LocalCall& call, Stack& stack) {
   Indexed indexed(call, stack);
   if (indexed.cut().empty()) return call.op.callBoxed(stack);
-  const at::Tensor here = indexed.place([](std::size_t) { return 0; });
   if (indexed.has_nothing()) return keep_piece(call, stack);
-  at::IValue& source = indexed.source();
-  at::Tensor added = source.toTensor();
+  const auto any_for_others = [&](std::size_t d, const at::Tensor& index, const at::Tensor& places) {
+    return at::where(places >= 0, places, index.remainder(indexed.size_here(d)));
+  };
+  const at::Tensor here = indexed.replace(any_for_others);
+  if (here.numel() == 0) return keep_piece(call, stack);
+  scale_source(call, indexed);
+  at::Tensor added = indexed.source().toTensor().to(here.device());
   if (argument(call.op, "src") >= 0) {  // which may be larger than its index
     for (int64_t d = 0; d < added.dim(); ++d) added = added.narrow(d, 0, here.size(d));
   }
-  source = added.masked_fill(here.logical_not(), 0);
+  indexed.source() = added.masked_fill(here.logical_not(), neutral_of_sum(added.scalar_type()));
   call.op.callBoxed(stack);
 }
 
-// Writes to a copy of the piece that has one more element at the end of each line, for those that other ranks have.
+// Returns an interval of the piece's dimension that has all `places` in the piece: a small one if the host knows them.
+Interval written_interval(const at::Tensor& places, int64_t size) {
+  if (is_queued(places)) return {0, size};
+  const int64_t last = places.numel() == 0 ? -1 : places.max().item<int64_t>();
+  if (last < 0) return {};
+  return {places.masked_fill(places < 0, last).min().item<int64_t>(), last + 1};
+}
+
+// Writes to a copy of what is written, which has one more element at the end of each line, for those that other ranks
+// have.
 void elements_written(const LocalCall& call, Stack& stack) {
   Indexed indexed(call, stack);
   if (indexed.cut().empty()) return call.op.callBoxed(stack);
-  const std::vector<int64_t>& sizes = call.inputs[0]->local_sizes;
-  indexed.place([&](std::size_t d) { return sizes[d]; });
   if (indexed.has_nothing()) return keep_piece(call, stack);
   const at::Tensor piece = stack[0].toTensor();
-  std::vector<int64_t> more(2 * sizes.size(), 0);  // from the last dimension on, before and after
-  for (const std::size_t d : indexed.cut()) more[2 * (sizes.size() - d) - 1] = 1;
-  stack[0] = at::constant_pad_nd(piece, more, 0);
-  call.op.callBoxed(stack);
-  at::Tensor written = stack[0].toTensor();
-  for (const std::size_t d : indexed.cut()) written = written.narrow(static_cast<int64_t>(d), 0, sizes[d]);
-  stack = {writes(call.op) ? piece.copy_(written) : written.contiguous()};
+  at::Tensor result = writes(call.op) ? piece : piece.clone();
+  at::Tensor part = result;
+  std::vector<int64_t> more(2 * static_cast<std::size_t>(piece.dim()), 0);  // from the last dimension, before and after
+  const auto behind_for_others = [&](std::size_t d, const at::Tensor&, const at::Tensor& places) {
+    const Interval interval = written_interval(places, indexed.size_here(d));
+    part = part.narrow(static_cast<int64_t>(d), interval.begin, interval.size());
+    more[more.size() - 2 * d - 1] = 1;
+    return at::where(places >= 0, places - interval.begin, interval.size());
+  };
+  indexed.replace(behind_for_others);
+  if (part.numel() > 0) {
+    stack[0] = at::constant_pad_nd(part, more, 0);
+    call.op.callBoxed(stack);
+    at::Tensor written = stack[0].toTensor();
+    for (const std::size_t d : indexed.cut()) written = written.narrow(static_cast<int64_t>(d), 0, part.size(d));
+    part.copy_(written);
+  }
+  stack = {result};
 }
 
-[[maybe_unused]] const bool kRegistered =
-    register_local_kernel("elements", elements, {.rearranges = true}) &&
-    register_local_kernel("elements_added", elements_added, {.rearranges = true}) &&
-    register_local_kernel("elements_written", elements_written, {.rearranges = true});
+constexpr LocalKernelTraits kTraits = {.rearranges = true, .check = check_elements};
+
+[[maybe_unused]] const bool kRegistered = register_local_kernel("elements", elements, kTraits) &&
+                                          register_local_kernel("elements_added", elements_added, kTraits) &&
+                                          register_local_kernel("elements_written", elements_written, kTraits);
 
 }  // namespace
 }  // namespace tessera

@@ -7,9 +7,7 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/ops/logical_and.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -18,6 +16,7 @@
 #include "tessera/gpu_kernels/numbers.h"
 #include "tessera/mesh/core/device_checks.h"
 #include "tessera/mesh/core/gpu_kernels.h"
+#include "tessera/ops/kernels/held_elements.h"
 
 namespace tessera::detail {
 namespace {
@@ -79,16 +78,6 @@ void check_indices(const at::Tensor& ids, const Interval& range, const char* op,
                                       range.begin, range.end));
 }
 
-at::Tensor rows_here(const at::Tensor& ids, const Intervals& held, int64_t elsewhere) {
-  at::Tensor out = at::full_like(ids, elsewhere);
-  int64_t first = 0;
-  for (const Interval& rows : held) {
-    out = at::where(at::logical_and(ids >= rows.begin, ids < rows.end), ids - (rows.begin - first), out);
-    first += rows.size();
-  }
-  return out;
-}
-
 std::optional<gpu::MaskedRows> masked_rows_request(const at::Tensor& weight, const at::Tensor& ids,
                                                    const HeldRows& rows, const at::Tensor& out) {
   if (rows.held.size() > 1 || !has_adjacent_columns(weight) || out.numel() == 0) return std::nullopt;
@@ -114,7 +103,7 @@ at::Tensor masked_rows(const at::Tensor& weight, const at::Tensor& ids, const He
   if (const auto found = looked_up_by_kernel(weight, ids, rows)) return *found;
   check_indices(ids, {0, rows.all}, "embedding", "the table's rows");
   if (weight.size(0) == 0) return at::zeros(sizes_of(weight, ids), weight.options());
-  const at::Tensor places = rows_here(ids, rows.held, -1);
+  const at::Tensor places = places_of(ids, rows.held, -1);
   const at::Tensor elsewhere = places < 0;
   return at::embedding(weight, places.clamp_min(0)).masked_fill_(elsewhere.unsqueeze(-1), 0);
 }
@@ -125,7 +114,7 @@ at::Tensor masked_rows_gradient(const at::Tensor& grad, const at::Tensor& ids, c
   const int64_t extra = count(rows.held);
   // LibTorch's kernel for a GPU writes beside a gradient that has no columns.
   if (grad.size(-1) == 0) return at::zeros({extra, 0}, grad.options());
-  at::Tensor places = rows_here(ids, rows.held, extra);
+  at::Tensor places = places_of(ids, rows.held, extra);
   if (padding >= 0) places = places.masked_fill(ids == padding, extra);
   return at::embedding_dense_backward(grad, places, extra + 1, /*padding_idx=*/extra, scale_by_freq)
       .narrow(0, 0, extra);

@@ -22,8 +22,6 @@ struct HeldRows {
 // On the CPU it throws std::out_of_range; on a GPU the check ends the process's use of the GPU
 // (mesh/core/device_checks.h).
 void check_indices(const at::Tensor& ids, const Interval& range, const char* op, const char* things);
-// Returns the position in `held` of each id, or `elsewhere` for the others.
-at::Tensor rows_here(const at::Tensor& ids, const Intervals& held, int64_t elsewhere);
 
 // Returns [*, columns], for `ids` [*] (int64 or int32): the rows of the table that they name, of which `weight` has
 // this rank's, or zeros where another rank has the row. An id outside the table fails as in check_indices.

@@ -15,6 +15,7 @@
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/ops/kernels/arguments.h"
+#include "tessera/ops/kernels/held_elements.h"
 #include "tessera/ops/kernels/masked_rows.h"
 
 namespace tessera {
@@ -69,7 +70,7 @@ Targets targets_here(const Spec& scores, const at::Tensor& given, const std::opt
   const at::Tensor ignored = target.eq(ignore_index);
   const at::Tensor known = target.masked_fill(ignored, 0);
   detail::check_indices(known, {0, scores.sizes[dim]}, "nll_loss", "the classes");
-  const at::Tensor place = detail::rows_here(known, scores.tile[dim], -1).masked_fill(ignored, -1);
+  const at::Tensor place = detail::places_of(known, scores.tile[dim], -1).masked_fill(ignored, -1);
   const at::Tensor by_class = place.unsqueeze(classes_dim(scores));
   const at::ScalarType type = scores.dtype == at::kDouble ? at::kDouble : at::kFloat;
   return {.place = by_class.clamp_min(0),

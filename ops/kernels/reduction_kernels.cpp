@@ -22,6 +22,7 @@
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/ops/kernels/arguments.h"
+#include "tessera/ops/kernels/held_elements.h"
 #include "tessera/ops/kernels/joined_pieces.h"
 
 namespace tessera {
@@ -80,23 +81,12 @@ struct Chosen {
 };
 constexpr int64_t kNowhere = std::numeric_limits<int64_t>::max();
 
-// Returns the elements that stand at positions `local` of `held`.
-at::Tensor elements_at(const at::Tensor& local, const Intervals& held) {
-  at::Tensor out = local + held.front().begin;
-  int64_t first = held.front().size();
-  for (std::size_t i = 1; i < held.size(); ++i) {
-    out = at::where(local >= first, out + (held[i].begin - held[i - 1].end), out);
-    first += held[i].size();
-  }
-  return out;
-}
-
 // Returns the row-major global indices of the elements at row-major positions `local` of a piece.
 at::Tensor flat_indices(const at::Tensor& local, const Spec& spec) {
   const std::vector<int64_t> strides = contiguous_strides(spec.sizes);
   at::Tensor out = at::zeros_like(local), rest = local;
   for (std::size_t d = spec.sizes.size(); d-- > 0;) {
-    out += elements_at(rest.remainder(spec.local_sizes[d]), spec.tile[d]) * strides[d];
+    out += detail::elements_at(rest.remainder(spec.local_sizes[d]), spec.tile[d]) * strides[d];
     rest = rest.floor_divide(spec.local_sizes[d]);
   }
   return out;
@@ -114,7 +104,7 @@ Chosen extremum_of_piece(const at::Tensor& piece, const Spec& spec, std::optiona
   }
   const auto [value, index] = largest ? at::max(lines, along, true) : at::min(lines, along, true);
   const at::Tensor global =
-      dim ? elements_at(index, spec.tile[static_cast<std::size_t>(along)]) : flat_indices(index, spec);
+      dim ? detail::elements_at(index, spec.tile[static_cast<std::size_t>(along)]) : flat_indices(index, spec);
   return {.value = value, .index = global};
 }
 
@@ -157,7 +147,7 @@ Chosen top_of_piece(const at::Tensor& piece, const Spec& spec, int64_t dim, int6
              .index = at::full(sizes, kNowhere, piece.options().dtype(at::kLong))};
   if (here == 0) return out;
   const auto [value, index] = at::topk(piece, here, dim, largest, /*sorted=*/true);
-  const at::Tensor global = elements_at(index, spec.tile[static_cast<std::size_t>(dim)]);
+  const at::Tensor global = detail::elements_at(index, spec.tile[static_cast<std::size_t>(dim)]);
   return {.value = at::cat({value, out.value}, dim), .index = at::cat({global, out.index}, dim)};
 }
 

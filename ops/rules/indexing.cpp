@@ -1,13 +1,14 @@
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string_view>
 
 #include "tessera/ops/rules/labels.h"
 
-// This file has the rules of operators that read or write elements by their indices. Where an indexed dimension is cut,
-// every rank has all indices and a kernel reads, or writes, those elements that the rank holds; what is read are terms,
-// since one rank has each element. The other dimensions may be cut too. Where the operator adds what it writes, pieces
-// of the indices give terms of the result.
+// This file has the rules of operators that read or write elements by their indices. Where a mesh dimension cuts an
+// indexed dimension, its ranks have the same indices, and a kernel reads, or writes, those elements that the rank
+// holds; what is read are terms, since one rank has each element. The other dimensions may be cut too. Where the
+// operator adds what it writes, pieces of the indices give terms of the result.
 namespace tessera::rules {
 namespace {
 
@@ -58,17 +59,35 @@ void cut_indexed(OpRule& rule, const OpCall& call, std::size_t dim, const Placem
   rule.strategies.push_back(std::move(strategy));
 }
 
+// Says whether LibTorch's kernels fill and add numbers of this type.
+bool is_summed(at::ScalarType type) {
+  constexpr std::array kSummed = {at::kBool,  at::kByte,   at::kChar,         at::kShort,
+                                  at::kInt,   at::kLong,   at::kHalf,         at::kBFloat16,
+                                  at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
+  return std::ranges::find(kSummed, type) != kSummed.end();
+}
+
 // Does so for what reads `sizes`. They must be few: to reduce terms takes twice as long as to gather as many elements.
 void cut_read(OpRule& rule, const OpCall& call, std::size_t dim, const Sizes& sizes) {
+  if (!is_summed(call.inputs.at(0).dtype)) return;
   if (2 * c10::multiply_integers(sizes) > c10::multiply_integers(call.inputs.at(0).sizes)) return;
   // A sum of bools is not defined; their maximum is true where any term is.
   const ReduceOp of_terms = call.inputs[0].dtype == at::kBool ? ReduceOp::kMax : ReduceOp::kSum;
   cut_indexed(rule, call, dim, Partial(of_terms), "elements");
 }
 
+// Says whether LibTorch takes these types. It looks at them where it writes: a rank without elements would not refuse.
+bool writes_types(const OpCall& call) {
+  if (call.has_arg("indices")) return true;  // see index_put
+  if (call.inputs.at(1).dtype != at::kLong) return false;
+  return call.inputs.size() < 3 || call.has_arg("value") || call.inputs[2].dtype == call.inputs[0].dtype;
+}
+
 // Does so for what adds to self, or replaces what is there.
 void cut_written(OpRule& rule, const OpCall& call, std::size_t dim, bool adds) {
-  cut_indexed(rule, call, dim, Shard(static_cast<int64_t>(dim)), adds ? "elements_added" : "elements_written");
+  if (!writes_types(call)) return;
+  const bool adds_zeros = adds && is_summed(call.inputs.at(0).dtype);
+  cut_indexed(rule, call, dim, Shard(static_cast<int64_t>(dim)), adds_zeros ? "elements_added" : "elements_written");
 }
 
 // (self, index)
@@ -144,8 +163,9 @@ OpRule gather(const OpCall& call) {
   return rule;
 }
 
-// The arguments are (self, index, src), src being an input if it is a tensor.
-OpRule scatter(const OpCall& call) {
+// The arguments are (self, index, src), src being an input if it is a tensor. Returns the strategies that hold whatever
+// is done with the elements that are written.
+OpRule scatter_pieces(const OpCall& call) {
   const auto shared = shared_labels(call);
   if (!shared || call.inputs.at(1).ndim() == 0) return no_rule();
   const Labels labels = along(*shared, dim_of(call)).whole;
@@ -155,7 +175,13 @@ OpRule scatter(const OpCall& call) {
   OpRule rule{.strategies = shard_factors(inputs, {labels})};
   rule.outputs = {call.inputs[0]};
   cut_written(rule, call, dim_of(call), /*adds=*/false);
-  if (call.has_arg("reduce")) return rule;
+  return rule;
+}
+
+// Replaces elements.
+OpRule scatter(const OpCall& call) {
+  OpRule rule = scatter_pieces(call);
+  if (rule.declines) return rule;
   if (call.inputs.size() > 2) {
     if (writes_in_order(call)) replace(rule, call, 2);
   } else {
@@ -180,9 +206,10 @@ std::optional<ReduceOp> reduction_of(const OpCall& call) {
 // too, but its gradient would cost more than that saves.
 OpRule scatter_reduced(const OpCall& call) {
   const auto op = reduction_of(call);
-  if (!op || call.inputs.size() < 3 || !adds_exactly(call, call.inputs[2])) return scatter(call);
+  if (!op || call.inputs.size() < 3 || !adds_exactly(call, call.inputs[2])) return scatter_pieces(call);
   if (op != ReduceOp::kSum) {
-    OpRule rule = scatter(call);
+    OpRule rule = scatter_pieces(call);
+    if (rule.declines) return rule;
     rule.strategies.push_back(pass_partial(3, 1, {0, 2}, *op));
     return rule;
   }
@@ -190,7 +217,7 @@ OpRule scatter_reduced(const OpCall& call) {
   const TensorInfo& index = call.inputs[1];
   const TensorInfo& source = call.inputs[2];
   const std::size_t dim = dim_of(call);
-  if (!shared || index.ndim() == 0 || source.ndim() == 0) return scatter(call);
+  if (!shared || index.ndim() == 0 || source.ndim() == 0) return scatter_pieces(call);
   Along labels = along(*shared, dim);
   if (index.sizes[dim] != source.sizes[dim]) labels.chosen = labels.whole;
   OpRule rule{.strategies = shard_factors({labels.whole, labels.chosen, labels.chosen}, {labels.whole})};
@@ -275,6 +302,8 @@ OpRule index_put(const OpCall& call) {
   const std::size_t values = call.first_input.at(call.arg_index("values"));
   auto labels = read_mask(call, values - 1);
   const bool by_mask = labels.has_value();
+  // LibTorch refuses other values, but not where there is nothing to write.
+  if (!by_mask && call.inputs[values].dtype != call.inputs[0].dtype) return no_rule();
   if (!by_mask) labels = read_indices(call, values - 1);
   if (!labels || (!by_mask && !broadcasts(call.inputs[values], labels->sizes))) return no_rule();
   labels->inputs.push_back(broadcast_labels(call.inputs[values].sizes, labels->sizes, labels->chosen));

@@ -77,6 +77,11 @@ const std::vector<Check>& checks() {
          const at::Tensor logits = spread(at::ones({4, kRows}), mesh, Shard(1));
          at::cross_entropy_loss(logits, from_local(ids(bad), mesh, {Replicate()}));
        }},
+      {"elements of a cut dimension", "gather: an index is outside dimension 0",
+       [ids](bool bad, const DeviceMesh& mesh) {
+         const at::Tensor x = spread(at::ones({kRows, 4}), mesh, Shard(0));
+         x.gather(0, from_local(ids(bad).narrow(0, 2, 1).view({1, 1}), mesh, {Replicate()}));
+       }},
       {"one_hot", "a class is outside [0, num_classes)",
        [ids](bool bad, const DeviceMesh& mesh) { at::one_hot(from_local(ids(bad), mesh, {Replicate()}), kRows); }},
       {"a pending norm", "a value with negative elements cannot be a pending norm",

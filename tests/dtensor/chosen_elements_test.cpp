@@ -254,16 +254,96 @@ TESSERA_RANKS_TEST_CASE("second derivatives of chosen elements", {2, 3}) {
   }
 }
 
-TESSERA_RANKS_TEST_CASE("an index outside the dimension is refused on every rank", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("an index outside the dimension is refused on every rank, and the job goes on", {2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = spread(sample({2, 9}), mesh, {S1});
   const auto index = [&](int64_t i, at::IntArrayRef sizes) { return spread(at::full(sizes, i, at::kLong), mesh, {R}); };
   CHECK_THROWS_WITH_AS(x.gather(1, index(9, {2, 1})), doctest::Contains("index 9 is outside dimension 1 [0, 9)"),
-                       std::exception);
-  CHECK_THROWS_WITH_AS(x.gather(1, index(-1, {2, 1})), doctest::Contains("index -1 is outside"), std::exception);
-  CHECK_THROWS_WITH_AS(x.index_select(1, index(-1, {1})), doctest::Contains("index -1 is outside"), std::exception);
+                       std::out_of_range);
+  CHECK_THROWS_WITH_AS(x.gather(1, index(-1, {2, 1})), doctest::Contains("index -1 is outside"), std::out_of_range);
+  CHECK_THROWS_WITH_AS(x.index_select(1, index(-1, {1})), doctest::Contains("index -1 is outside"), std::out_of_range);
   CHECK_THROWS_WITH_AS(x.index({Slice(), index(-10, {1})}),
-                       doctest::Contains("index -10 is outside dimension 1 [-9, 9)"), std::exception);
-  CHECK_THROWS_WITH_AS(x.scatter(1, index(9, {2, 1}), 0), doctest::Contains("index 9 is outside"), std::exception);
+                       doctest::Contains("index -10 is outside dimension 1 [-9, 9)"), std::out_of_range);
+  CHECK_THROWS_WITH_AS(x.scatter(1, index(9, {2, 1}), 0), doctest::Contains("index 9 is outside"), std::out_of_range);
   CHECK_THROWS_WITH_AS(x.topk(10, 1), doctest::Contains("out of range"), std::exception);
+  at::Tensor few = spread(sample({2, 1}), mesh, {S1});  // other ranks have nothing
+  CHECK_THROWS_WITH_AS(few.index_fill_(1, index(5, {1}), 1), doctest::Contains("index 5 is outside"),
+                       std::out_of_range);
+  CHECK_THROWS_AS(few.index_put_({Slice(), index(0, {1})}, spread(sample({2, 1}).to(at::kFloat), mesh, {R})),
+                  std::exception);
+  CHECK_THROWS_AS(few.index_copy(1, index(0, {1}), spread(sample({2, 1}).to(at::kFloat), mesh, {R})), std::exception);
+  CHECK(full_tensor(x).equal(sample({2, 9})));
+}
+
+TESSERA_RANKS_TEST_CASE("elements of tensors of all layouts in memory, and gradients of their pieces", {1, 2, 3}) {
+  const at::Tensor x = sample({4, 9, 2});
+  const at::Tensor rows = ints({3, 0, 3}, {3}), columns = ints({8, 0, 4}, {3});
+  const auto both = [](const Tensors& t) {
+    const at::Tensor u = t[0] * 1;
+    return Tensors{u.transpose(0, 1).index({t[2]}), u.transpose(0, 2).index({Slice(), t[2], t[1]}),
+                   u.transpose(0, 1).index_select(0, t[2]),
+                   u.transpose(1, 2).gather(1, t[1].view({1, 1, 3}).remainder(2))};
+  };
+  check_ops({op_case("of transposed tensors", {x, rows, columns}, both, {{R, S0, S1, Shard(2), P}, {R}, {R}})});
+  const at::Tensor leaf_x = leaf(sample({4, 9}), line(), {S1});
+  leaf_x.t().index({spread(rows, line(), {R})}).sum().backward();
+  CHECK(leaf_x.grad().reshape({-1}).size(0) == 36);
+  const at::Tensor other = leaf(sample({4, 9}), line(), {S1});
+  other.index_select(1, spread(at::empty({0}, at::kLong), line(), {R})).sum().backward();
+  CHECK(full_tensor(other.grad()).equal(at::zeros({4, 9}, at::kDouble)));
+}
+
+TESSERA_RANKS_TEST_CASE("zeros that stand for elements of other ranks change no number", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor at_7 = spread(ints({7}, {1}), mesh, {R}), ones = spread(at::ones({4, 1}, at::kDouble), mesh, {R});
+  const double infinity = std::numeric_limits<double>::infinity();
+  const at::Tensor scaled = full_tensor(spread(sample({4, 9}), mesh, {S1}).index_add(1, at_7, ones, infinity));
+  CHECK(scaled.equal(sample({4, 9}).index_fill(1, ints({7}, {1}), infinity)));
+  const at::Tensor negative = spread(at::zeros({4, 9}, at::kDouble).neg(), mesh, {S1});
+  const at::Tensor added = full_tensor(negative.index_add(1, at_7, ones));
+  CHECK(added.reciprocal().lt(0).sum().item<int64_t>() == 32);
+  const at::Tensor nothing = spread(at::zeros({0, 3}, at::kLong), mesh, {R});
+  CHECK(full_tensor(negative.scatter_add(1, nothing, spread(at::ones({0, 2}, at::kDouble), mesh, {R})))
+            .sum()
+            .item<double>() == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("elements of every type, indices from the end, and many blocks", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor index = ints({7, 0}, {2}), here = spread(index, mesh, {R});
+  for (const at::ScalarType type :
+       {at::kUInt16, at::kUInt64, at::kFloat8_e4m3fn, at::kHalf, at::kInt, at::kBool, at::kComplexDouble}) {
+    CAPTURE(std::string(c10::toString(type)));
+    const at::Tensor whole = at::arange(36, at::kFloat).view({4, 9}).to(type);
+    const at::Tensor x = spread(whole, mesh, {S1});
+    const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+      return full_tensor(a).to(at::kComplexDouble).equal(b.to(at::kComplexDouble));
+    };
+    CHECK(same(x.index_select(1, here), whole.index_select(1, index)));
+    CHECK(same(x.index({Slice(), here}), whole.index({Slice(), index})));
+    if (c10::isBarebonesUnsignedType(type)) continue;  // LibTorch does not write these by indices
+    const at::Tensor value = whole.narrow(1, 3, 1), values = spread(value, mesh, {R});
+    CHECK(same(x.clone().index_put_({Slice(), here}, values), whole.clone().index_put_({Slice(), index}, value)));
+  }
+  const at::Tensor whole = sample({4, 120});
+  const at::Tensor blocks = spread(whole, mesh, {BlockCyclic(1, 2)});
+  CHECK(full_tensor(blocks.index_fill(1, here - 9, 5)).equal(whole.index_fill(1, index - 9, 5)));
+  CHECK(full_tensor(blocks.index_select(1, here * 10)).equal(whole.index_select(1, index * 10)));
+  CHECK(full_tensor(blocks.index_copy(1, here * 10, spread(sample({4, 2}, 1), mesh, {R})))
+            .equal(whole.index_copy(1, index * 10, sample({4, 2}, 1))));
+  const auto [want, order] = whole.topk(5, 1);
+  const auto [values, places] = blocks.topk(5, 1);
+  CHECK(full_tensor(values).equal(want));
+  CHECK(full_tensor(places).equal(order));
+}
+
+TESSERA_RANKS_TEST_CASE("scatter_add of what is handled as one number, or as a bool, adds terms", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const bool first = mesh.local_rank(0) == 0;
+  const at::Tensor self =
+      from_local(at::tensor({first ? 5.0 : 1.0, 2.0, 3.0}, at::kDouble), mesh, {Partial(ReduceOp::kMax)});
+  const at::Tensor source =
+      from_local(at::scalar_tensor(first ? 10.0 : 20.0, at::kDouble), mesh, {Partial(ReduceOp::kMax)});
+  const at::Tensor place = spread(at::zeros({1}, at::kLong), mesh, {R});
+  CHECK(full_tensor(self.scatter_add(0, place, source)).equal(at::tensor({25.0, 2.0, 3.0}, at::kDouble)));
 }
