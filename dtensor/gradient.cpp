@@ -17,6 +17,7 @@
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/saved.h"
+#include "tessera/placement/layout.h"
 
 namespace tessera::detail {
 namespace {
@@ -118,13 +119,15 @@ class GradientHook final : public FunctionPreHook {
     return reducer_ != nullptr ? meta(g).spec->placements == reducer_->layout(leaf_index_) : meta(g).spec == spec_;
   }
 
+  // Returns the layout that the gradient gets: that of the tensor, where a partition of its own does not go with those
+  // of the gradient that stay.
   Placements goal(Placements gradient) const {
     Placements own = reducer_ != nullptr ? reducer_->layout(leaf_index_) : without_partial(spec_->placements);
     if (does_ == Does::kAll || does_ == Does::kAllOfLeaf) return own;
     for (std::size_t i = 0; i < own.size(); ++i) {
       if (gradient[i].is_partial() == (does_ == Does::kTermsAlone)) gradient[i] = own[i];
     }
-    return gradient;
+    return is_layout(gradient, spec_->mesh.mesh(), spec_->sizes) ? gradient : own;
   }
 
   // Says whether autograd will add the gradient to the leaf's .grad, with nothing but this library's hooks before that.

@@ -86,11 +86,11 @@ struct ChosenElements {
     const auto with_dim = [&](const at::Tensor& t) { return drops_dim ? t.unsqueeze(dim) : t; };
     const at::Tensor grad = with_dim(gradients[0]);
     const at::Tensor zeros = zeros_for(*self, grad, saved);
-    if (grad.numel() == 0) {
-      // LibTorch's index_add refuses an empty index for tensors without memory, from which a call's result is told.
-      out[0] = zeros.clone(at::MemoryFormat::Contiguous);
-    } else if (by == IndexedBy::kLine) {
+    if (by == IndexedBy::kLine) {
       out[0] = at::scatter_add(zeros, dim, with_dim(saved[0]), grad);
+    } else if (by == IndexedBy::kDimension && grad.size(dim) == 0) {
+      // LibTorch's index_add refuses an empty index for tensors without memory, from which a call's result is told.
+      out[0] = zeros + grad.sum(dim, /*keepdim=*/true);
     } else if (by == IndexedBy::kDimension) {
       out[0] = at::index_add(zeros, dim, saved[0], grad);
     } else {

@@ -46,7 +46,8 @@ class Indexed {
 
   // Throws std::out_of_range for an index outside its dimension.
   void check() const {
-    if (call_.outputs[0]->numel() == 0) return;  // nothing is indexed
+    const bool reads = argument(call_.op, "values") < 0;
+    if (reads && call_.outputs[0]->numel() == 0) return;  // LibTorch looks at no index
     for (std::size_t d = 0; d < indices_.size(); ++d) {
       if (!indices_[d].defined()) continue;
       const int64_t size = self().sizes[d];

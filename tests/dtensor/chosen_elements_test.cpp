@@ -291,6 +291,9 @@ TESSERA_RANKS_TEST_CASE("elements of tensors of all layouts in memory, and gradi
   const at::Tensor other = leaf(sample({4, 9}), line(), {S1});
   other.index_select(1, spread(at::empty({0}, at::kLong), line(), {R})).sum().backward();
   CHECK(full_tensor(other.grad()).equal(at::zeros({4, 9}, at::kDouble)));
+  const at::Tensor none = other.index_select(1, spread(at::empty({0}, at::kLong), line(), {R}));
+  const at::Tensor first = torch::autograd::grad({none.pow(2).sum()}, {other}, {}, true, /*create_graph=*/true)[0];
+  CHECK(full_tensor(torch::autograd::grad({first.sum()}, {other})[0]).equal(at::zeros({4, 9}, at::kDouble)));
 }
 
 TESSERA_RANKS_TEST_CASE("zeros that stand for elements of other ranks change no number", {1, 2, 3}) {
@@ -335,6 +338,16 @@ TESSERA_RANKS_TEST_CASE("elements of every type, indices from the end, and many 
   const auto [values, places] = blocks.topk(5, 1);
   CHECK(full_tensor(values).equal(want));
   CHECK(full_tensor(places).equal(order));
+}
+
+TESSERA_RANKS_TEST_CASE("a partition over two mesh dimensions, and a gradient that is pending along one", {4}) {
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"a", "b"}, world());
+  const Placement ragged = RaggedShard(0, {2, 0, 0, 0});
+  const at::Tensor x = leaf(sample({2, 3}), mesh, {ragged, ragged}), y = x * 1;
+  y.narrow(0, 0, 1).mul_(2);
+  const at::Tensor gradient = spread(at::ones({2, 3}, at::kDouble), mesh, {P, R});
+  const at::Tensor got = torch::autograd::grad({y}, {x}, {gradient})[0];
+  CHECK(full_tensor(got).equal(at::tensor({2., 2., 2., 1., 1., 1.}, at::kDouble).view({2, 3})));
 }
 
 TESSERA_RANKS_TEST_CASE("scatter_add of what is handled as one number, or as a bool, adds terms", {2, 3}) {
